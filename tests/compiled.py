@@ -1,0 +1,24 @@
+"""How many graphs torch.compile needs for a list of calls: one for all sizes is the aim."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch._dynamo.testing import CompileCounter
+
+# Six rectangles without a side of 0 or 1 (which PyTorch always specialises), two pairs of equal token count.
+SIZES = ((3, 5), (5, 3), (2, 14), (4, 7), (13, 11), (6, 17))
+
+
+def graphs_of(function: Callable[..., Any], calls: Sequence[tuple[Any, ...]]) -> int:
+    """Return the graphs of a fullgraph compile with dynamic sizes over all calls, in order.
+
+    Every compiled result must equal the eager one bit for bit: the counting backend runs the captured graph as it is.
+    """
+    torch._dynamo.reset()
+    counter = CompileCounter()
+    compiled = torch.compile(function, backend=counter, fullgraph=True, dynamic=True)
+    for arguments in calls:
+        torch.testing.assert_close(compiled(*arguments), function(*arguments), rtol=0, atol=0)
+    torch._dynamo.reset()
+    return counter.frame_count

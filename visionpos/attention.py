@@ -1,0 +1,57 @@
+"""The one place that applies an encoding to q and k, and chooses how.
+
+A Rotation that covers every token enters with q or k; the turned tensor leaves. Compiled and exported graphs get the plain
+form, which inductor fuses and exporters know; eager CPU and CUDA get the form with the fewest passes over memory.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from visionpos.kernels.rotate import is_pairwise, turn_adjacent, turn_half
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from visionpos.geometry.rotation import Rotation
+
+
+def turn(x: Tensor, rotation: Rotation) -> Tensor:
+    """Return `rotation.apply(x)` by the fastest form for this device and dtype; results are bit-equal.
+
+    Args:
+        x: `[b, heads, n, head_dim]`, not changed.
+        rotation: covers all n tokens (`rotation.padded(prefix)` adds those that do not turn).
+
+    Returns:
+        Shape and dtype of x.
+
+    Raises:
+        PositionError: if tokens or channels do not fit.
+
+    Example:
+        >>> from visionpos.geometry import Rotation
+        >>> turn(torch.ones(1, 1, 2, 4), Rotation.of(torch.zeros(2, 2))).shape
+        torch.Size([1, 1, 2, 4])
+    """
+    channels = 2 * rotation.pairs
+    if not _is_plain_eager(x) or x.shape[-2] != rotation.n or x.shape[-1] < channels or x.numel() == 0:
+        return rotation.apply(x)
+    dtype = torch.promote_types(x.dtype, rotation.cos.dtype)
+    head, cos, sin = x[..., :channels].to(dtype), rotation.cos.to(dtype), rotation.sin.to(dtype)
+    if rotation.pairing == "half":
+        out = turn_half(head, cos, sin)
+    elif is_pairwise(head):
+        out = turn_adjacent(head, cos, sin)
+    else:
+        return rotation.apply(x)
+    out = out.to(x.dtype)
+    return out if channels == x.shape[-1] else torch.cat([out, x[..., channels:]], dim=-1)
+
+
+def _is_plain_eager(x: Tensor) -> bool:
+    """Return whether views as complex numbers and writes into fresh memory are safe here."""
+    traced = torch.compiler.is_compiling() or torch.jit.is_tracing()
+    return not traced and x.device.type in ("cpu", "cuda")

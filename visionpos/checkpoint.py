@@ -1,0 +1,166 @@
+"""Weights with their position lineage: safetensors whose header says which scheme, grids and recipe they were made with.
+
+Tensors and a Lineage enter and leave; nothing is unpickled or evaluated, and a file is either whole or absent.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+
+from visionpos.errors import PositionError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from torch import Tensor
+
+_KEY = "visionpos"
+_FORMAT = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lineage:
+    """Where the positions of a checkpoint come from.
+
+    Args:
+        model: name of the architecture ("" if unknown).
+        image_size_hw: image size the weights now serve, in pixels.
+        grid_hw: token grid the weights now serve.
+        prefix: tokens without position.
+        tables: path -> {"grid_hw", "source_grid_hw", "recipe"} of every learned table.
+        encodings: name -> {"spec", "strength", "learned"} of every attached encoding.
+        rope: the model's own rotary encoding as spec data, or None.
+        source: free text: the checkpoint these weights started from.
+    """
+
+    model: str = ""
+    image_size_hw: tuple[int, int] | None = None
+    grid_hw: tuple[int, int] | None = None
+    prefix: int = 0
+    tables: dict[str, dict[str, Any]] = field(default_factory=dict)
+    encodings: dict[str, dict[str, Any]] = field(default_factory=dict)
+    rope: dict[str, Any] | None = None
+    source: str = ""
+
+    def data(self) -> dict[str, Any]:
+        """Return plain JSON data: tuples as lists."""
+        plain: dict[str, Any] = json.loads(json.dumps(asdict(self)))
+        return plain
+
+
+def save(path: str | Path, tensors: Mapping[str, Tensor], lineage: Lineage) -> None:
+    """Write tensors and lineage to one safetensors file, whole or not at all.
+
+    Args:
+        path: file to write; an existing file is replaced only after the new one is complete.
+        tensors: name -> tensor; shared storage is written once a name.
+        lineage: goes into the header.
+
+    Raises:
+        PositionError: if the folder does not exist or cannot be written.
+    """
+    target = Path(path)
+    if not target.parent.is_dir():
+        raise PositionError(f"path {target} is in no existing folder; create {target.parent} first.")
+    header = {_KEY: json.dumps({"format": _FORMAT, **lineage.data()}, sort_keys=True)}
+    separate = {name: tensor.detach().clone().contiguous() for name, tensor in tensors.items()}
+    handle, draft = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
+    os.close(handle)
+    try:
+        save_file(separate, draft, metadata=header)
+        Path(draft).chmod(0o644)
+        Path(draft).replace(target)
+    except (OSError, SafetensorError) as error:
+        raise PositionError(f"path {target} cannot be written: {error}. Check space and permissions.") from None
+    finally:
+        Path(draft).unlink(missing_ok=True)
+
+
+def load(path: str | Path) -> tuple[dict[str, Tensor], Lineage]:
+    """Return the tensors and the lineage of a file written by `save`.
+
+    Raises:
+        PositionError: if the file is missing, truncated, no safetensors, or carries no readable lineage.
+    """
+    lineage = read_lineage(path)
+    with safe_open(str(path), framework="pt") as file:
+        return {name: file.get_tensor(name) for name in file.keys()}, lineage  # noqa: SIM118 (no mapping)
+
+
+def read_lineage(path: str | Path) -> Lineage:
+    """Return the lineage in a file's header without reading its tensors.
+
+    Raises:
+        PositionError: as `load`.
+    """
+    if not Path(path).is_file():
+        raise PositionError(f"path {path} is no file; give a .safetensors file written by visionpos.")
+    try:
+        with safe_open(str(path), framework="pt") as file:
+            header = (file.metadata() or {}).get(_KEY)
+    except (OSError, SafetensorError) as error:
+        raise PositionError(f"path {path} is no whole safetensors file ({error}); write it again.") from None
+    if header is None:
+        raise PositionError(
+            f"path {path} carries no position lineage; it was not written by visionpos. Load it with safetensors, and "
+            "attach the encoding by hand."
+        )
+    return _parse_lineage(header, str(path))
+
+
+def _parse_lineage(header: str, path: str) -> Lineage:
+    """Return the lineage of a header, refusing other formats and shapes."""
+    try:
+        data = json.loads(header)
+        version = data.pop("format")
+        for name in ("image_size_hw", "grid_hw"):
+            data[name] = None if data.get(name) is None else tuple(data[name])
+        lineage = Lineage(**data)
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise PositionError(f"path {path} has an unreadable position lineage ({error}); write it again.") from None
+    if version != _FORMAT:
+        raise PositionError(f"path {path} has lineage format {version}; this version reads {_FORMAT}. Update visionpos.")
+    return lineage
+
+
+def differences(found: Lineage, expected: Lineage) -> list[str]:
+    """Return one line for every field in which two lineages disagree; `source` is free text and not compared.
+
+    Example:
+        >>> differences(Lineage(prefix=1), Lineage(prefix=5))
+        ['prefix: 1 in the file, 5 expected']
+    """
+    lines: list[str] = []
+    _compare("", found.data(), expected.data(), lines)
+    return [line for line in lines if not line.startswith("source:")]
+
+
+def _compare(path: str, found: Any, expected: Any, lines: list[str]) -> None:
+    """Append the leaves in which two plain values differ."""
+    if isinstance(found, dict) and isinstance(expected, dict):
+        for key in sorted({*found, *expected}):
+            _compare(f"{path}.{key}" if path else key, found.get(key), expected.get(key), lines)
+    elif found != expected:
+        lines.append(f"{path}: {found} in the file, {expected} expected")
+
+
+def check(found: Lineage, expected: Lineage, *, path: str | Path) -> None:
+    """Refuse a file whose lineage does not fit.
+
+    Raises:
+        PositionError: naming every field that differs.
+    """
+    lines = differences(found, expected)
+    if lines:
+        raise PositionError(
+            f"path {path} does not fit this model: {'; '.join(lines)}. Attach the same encoding and resize to the same "
+            "image size before loading."
+        )

@@ -1,0 +1,215 @@
+"""YAML in, validated frozen specs out, and back: data enters here and nowhere else.
+
+YAML is plain data: a `kind` and the fields of a spec. Nothing here imports a name found in a file.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from importlib import resources
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+
+import pydantic
+import yaml
+
+from visionpos.encodings import EncodingSpec, spec_types
+from visionpos.errors import ConfigError
+
+if TYPE_CHECKING:
+    from importlib.resources.abc import Traversable
+
+Data = dict[str, Any]
+T = TypeVar("T")
+
+
+class _StrictLoader(yaml.SafeLoader):
+    """SafeLoader that refuses a key written twice, which plain YAML silently overwrites."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:  # noqa: FBT001, FBT002 (PyYAML's own signature)
+        keys = [self.construct_object(key, deep=deep) for key, _ in node.value]
+        for key in keys:
+            if keys.count(key) > 1:
+                raise ConfigError(f"key {key!r} stands twice{node.start_mark}; keys must be unique. Delete one.")
+        return cast("dict[Any, Any]", super().construct_mapping(node, deep))
+
+
+def read_yaml(text: str, *, source: str = "<text>") -> Data:
+    """Return the mapping that a YAML text holds.
+
+    Args:
+        text: YAML with one mapping at the top.
+        source: file name for error messages.
+
+    Raises:
+        ConfigError: if the text is not YAML, or its top is not a mapping with text keys.
+    """
+    try:
+        data = yaml.load(text, Loader=_StrictLoader)  # noqa: S506 (a SafeLoader)
+    except ConfigError as error:
+        raise ConfigError(f"{source}: {error}") from None
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{source} is not YAML: {' '.join(str(error).split())}") from None
+    if not isinstance(data, dict) or not all(isinstance(key, str) for key in data):
+        raise ConfigError(f"{source} holds {type(data).__name__}; a mapping with text keys is required.")
+    return data
+
+
+def shipped(folder: str) -> dict[str, Traversable]:
+    """Return name -> file of the YAML files that come with the package, sorted by name.
+
+    Args:
+        folder: "encodings", "retrofit" or "vlm".
+    """
+    root: Traversable = resources.files("visionpos") / "configs"
+    if not root.is_dir():  # an editable install reads the checkout
+        root = Path(__file__).resolve().parent.parent / "configs"
+    files = [item for item in (root / folder).iterdir() if item.name.endswith(".yaml")]
+    return {item.name.removesuffix(".yaml"): item for item in sorted(files, key=lambda item: item.name)}
+
+
+def overlay(base: Mapping[str, Any], over: Mapping[str, Any]) -> Data:
+    """Return `base` with `over` laid on it: maps merge, scalars and lists replace, null removes.
+
+    `replace: true` inside a map replaces the whole map instead of merging it. Neither input is changed.
+
+    Example:
+        >>> overlay({"a": {"x": 1, "y": 2}, "b": [1]}, {"a": {"y": None, "z": 3}, "b": [2]})
+        {'a': {'x': 1, 'z': 3}, 'b': [2]}
+    """
+    out = dict(base)
+    for key, value in over.items():
+        if key == "replace":
+            continue
+        if value is None:
+            out.pop(key, None)
+        elif isinstance(value, Mapping):
+            under = out.get(key)
+            keep = isinstance(under, Mapping) and value.get("replace") is not True
+            out[key] = overlay(under if keep and isinstance(under, Mapping) else {}, value)
+        else:
+            out[key] = value
+    return out
+
+
+@lru_cache(maxsize=128)
+def _adapter(kind: Any) -> pydantic.TypeAdapter[Any]:
+    return pydantic.TypeAdapter(kind)
+
+
+def parse(kind: type[T], data: object, *, source: str = "<data>") -> T:
+    """Return `data` validated as `kind`, a frozen dataclass or a union of them.
+
+    Args:
+        kind: the type to build; its dataclasses refuse unknown keys when they carry
+            `__pydantic_config__ = {"extra": "forbid"}`, as every spec of this package does.
+        data: plain data, as read from YAML.
+        source: file name for error messages.
+
+    Raises:
+        ConfigError: naming source, key, value and what is wrong with each.
+    """
+    try:
+        return cast("T", _adapter(kind).validate_python(data))
+    except pydantic.ValidationError as error:
+        raise ConfigError(f"{source}: " + "; ".join(_complaint(item) for item in error.errors())) from None
+
+
+def _complaint(item: Any) -> str:
+    """Return one validation fault as `key = value: reason`."""
+    where = ".".join(str(part) for part in item["loc"]) or "the top level"
+    if item["type"] == "unexpected_keyword_argument":
+        return f"unknown key {where}; remove it or correct its spelling"
+    if item["type"] == "missing":
+        return f"key {where} is missing; add it"
+    return f"{where} = {item['input']!r}: {item['msg']}"
+
+
+def set_value(data: Mapping[str, Any], assignment: str) -> Data:
+    """Return `data` with one dotted override laid on it, such as `encoding.theta=100`.
+
+    Args:
+        data: the mapping to override; not changed.
+        assignment: `dotted.key=value`; the value is read as YAML, so `[3, 5]` is a list.
+
+    Raises:
+        ConfigError: if there is no `=`, or a part of the path is empty.
+    """
+    path, equals, text = assignment.partition("=")
+    keys = path.strip().split(".")
+    if not equals or not all(keys):
+        raise ConfigError(f"override {assignment!r} is not key=value. Write it as encoding.theta=100.")
+    value: Any = read_yaml(f"value: {text}", source=f"--set {assignment}")["value"]
+    for key in reversed(keys):
+        value = {key: value}
+    return overlay(data, value)
+
+
+def encoding_spec(data: Mapping[str, Any], *, source: str = "<data>") -> EncodingSpec:
+    """Return the encoding spec that a mapping with a `kind` describes.
+
+    Raises:
+        ConfigError: naming the known kinds if `kind` is missing or unknown, or the key that is wrong.
+    """
+    kinds = spec_types()
+    kind = data.get("kind")
+    if kind not in kinds:
+        raise ConfigError(f"{source}: kind is {kind!r}; it must be one of {', '.join(sorted(kinds))}.")
+    return parse(kinds[kind], dict(data), source=source)
+
+
+def load_encoding(name: str | Path, *, overrides: Sequence[str] = ()) -> EncodingSpec:
+    """Return the spec in a shipped YAML (by name, "dinov3") or in a file (by path).
+
+    Args:
+        name: a name from `shipped("encodings")`, or a path to a YAML file with an `encoding:` mapping.
+        overrides: dotted assignments such as `encoding.theta=50`.
+
+    Raises:
+        ConfigError: if there is no such name or file, a key is unknown, or a value is out of range.
+    """
+    text, source = _read(name, "encodings")
+    data = read_yaml(text, source=source)
+    for assignment in overrides:
+        data = set_value(data, assignment)
+    unknown = sorted(set(data) - {"encoding", "about"})
+    if unknown or not isinstance(data.get("encoding"), dict):
+        fault = f"unknown key {unknown[0]}" if unknown else "no mapping `encoding`"
+        raise ConfigError(f"{source}: {fault}; the top level holds `encoding:` and, if wanted, `about:`.")
+    return encoding_spec(data["encoding"], source=source)
+
+
+def _read(name: str | Path, folder: str) -> tuple[str, str]:
+    """Return the text and the display name of a shipped YAML or of a file."""
+    files = shipped(folder)
+    if str(name) in files:
+        return files[str(name)].read_text(encoding="utf-8"), f"{name}.yaml"
+    path = Path(name)
+    try:
+        return path.read_text(encoding="utf-8"), str(path)
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
+        known = ", ".join(files)
+        raise ConfigError(
+            f"{name} is neither a readable file ({reason}) nor a shipped name. Shipped: {known}."
+        ) from None
+
+
+def plain(spec: Any) -> Data:
+    """Return a spec as plain data: dataclasses become mappings, tuples become lists."""
+    return {field.name: _plain(getattr(spec, field.name)) for field in dataclasses.fields(spec)}
+
+
+def _plain(value: Any) -> Any:
+    if dataclasses.is_dataclass(value):
+        return plain(value)
+    if isinstance(value, Mapping):
+        return {key: _plain(item) for key, item in value.items()}
+    return [_plain(item) for item in value] if isinstance(value, (tuple, list)) else value
+
+
+def dump_encoding(spec: EncodingSpec) -> str:
+    """Return the YAML text that `load_encoding` reads back to an equal spec."""
+    return yaml.safe_dump({"encoding": plain(spec)}, sort_keys=False)

@@ -1,0 +1,64 @@
+"""The encodings: one file a scheme, each a frozen Spec and the module built from it."""
+
+from __future__ import annotations
+
+from visionpos.encodings.axial import AxialRope, AxialRopeSpec
+from visionpos.encodings.doors import Additive, Dims, Rotary
+from visionpos.encodings.learned import LearnedSpec, LearnedTable
+from visionpos.encodings.mixed import MixedRope, MixedRopeSpec
+from visionpos.encodings.sincos import SinCos, SinCosSpec
+from visionpos.errors import PositionError
+
+EncodingSpec = AxialRopeSpec | LearnedSpec | MixedRopeSpec | SinCosSpec
+Encoding = Additive | Rotary
+
+_MODULES: dict[type, type[Encoding]] = {
+    AxialRopeSpec: AxialRope,
+    LearnedSpec: LearnedTable,
+    MixedRopeSpec: MixedRope,
+    SinCosSpec: SinCos,
+}
+
+
+def spec_types() -> dict[str, type[EncodingSpec]]:
+    """Return kind -> Spec class of every encoding."""
+    return {spec.__dataclass_fields__["kind"].default: spec for spec in _MODULES}  # type: ignore[attr-defined]
+
+
+def build(spec: EncodingSpec, dims: Dims) -> Encoding:
+    """Return the module that a spec describes, for a model of these sizes.
+
+    Args:
+        spec: one of the Spec classes.
+        dims: sizes of the model.
+
+    Raises:
+        PositionError: if spec is no Spec, or the sizes do not fit it.
+
+    Example:
+        >>> build(AxialRopeSpec(theta=100.0), Dims(embed_dim=384, num_heads=6, depth=12, prefix=1)).pairing
+        'adjacent'
+    """
+    if type(spec) not in _MODULES:
+        known = ", ".join(sorted(kind.__name__ for kind in _MODULES))
+        raise PositionError(f"spec is {spec!r}; one of {known} is required.")
+    return _MODULES[type(spec)](spec, dims)  # type: ignore[arg-type]
+
+
+__all__ = [
+    "Additive",
+    "AxialRope",
+    "AxialRopeSpec",
+    "Dims",
+    "Encoding",
+    "EncodingSpec",
+    "LearnedSpec",
+    "LearnedTable",
+    "MixedRope",
+    "MixedRopeSpec",
+    "Rotary",
+    "SinCos",
+    "SinCosSpec",
+    "build",
+    "spec_types",
+]

@@ -1,0 +1,103 @@
+"""RoPE-Mixed: every channel pair of every head and layer turns along a direction it learns."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+from torch import nn
+
+from visionpos.encodings.doors import Dims, Rotary
+from visionpos.errors import PositionError
+from visionpos.geometry.coords import CoordSpec
+from visionpos.geometry.freqs import mixed_freqs
+from visionpos.geometry.rotation import Pairing
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MixedRopeSpec:
+    """Settings of RoPE-Mixed.
+
+    Args:
+        theta: ladder base of the start values, 10 in the paper.
+        coords: numbering of tokens, extent and training jitter; two axes.
+        pairing: "adjacent" as in the released weights, or "half".
+    """
+
+    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
+
+    kind: Literal["mixed_rope"] = "mixed_rope"
+    theta: float = 10.0
+    coords: CoordSpec = field(default_factory=CoordSpec)
+    pairing: Pairing = "adjacent"
+
+
+class MixedRope(Rotary):
+    """Learned two-axis rotary encoding.
+
+    Parameter `frequencies [depth, num_heads, 2, pairs]`, radians a cell, axes y, x; keep it out of weight decay. Angles
+    are formed one layer at a time (`[num_heads, n, pairs]`), never for all layers at once.
+
+    Raises:
+        PositionError: if a head has no multiple of 4 channels, or coords have not two axes.
+
+    Example:
+        >>> from visionpos.geometry.grid import Grid
+        >>> rope = MixedRope(MixedRopeSpec(), Dims(embed_dim=384, num_heads=6, depth=12, prefix=1))
+        >>> rope(Grid(3, 5), layer=11).cos.shape
+        torch.Size([6, 15, 32])
+
+    Reference:
+        RoPE-ViT (arXiv 2403.13298), naver-ai/rope-vit; equal to timm's RotaryEmbeddingMixed, which stores
+        (2, depth, heads, pairs) with x first: see `from_timm`. A cast of the model to bfloat16 rounds these learned
+        frequencies like any weight; train and keep them in float32.
+    """
+
+    frequencies: nn.Parameter
+
+    def __init__(
+        self, spec: MixedRopeSpec, dims: Dims, *, generator: torch.Generator | None = None
+    ) -> None:
+        super().__init__()
+        self.spec, self.dims = spec, dims
+        if spec.coords.axes != 2:
+            raise PositionError(f"coords have {spec.coords.axes} axes; RoPE-Mixed needs axes=2 (y, x).")
+        start = mixed_freqs(
+            dims.channels,
+            num_heads=dims.num_heads,
+            depth=dims.depth,
+            theta=spec.theta,
+            generator=generator,
+        )
+        self.frequencies = nn.Parameter(start)
+
+    @property
+    def coords(self) -> CoordSpec:
+        """Return how tokens are numbered."""
+        return self.spec.coords
+
+    @property
+    def pairing(self) -> Pairing:
+        """Return which channels turn together."""
+        return self.spec.pairing
+
+    @property
+    def layerwise(self) -> bool:
+        """Return True: every layer learns its own frequencies."""
+        return True
+
+    def freqs(self, layer: int = 0, *, device: torch.device | None = None) -> Tensor:
+        """Return `[num_heads, 2, pairs]` of one layer, float32 or better."""
+        if not -self.dims.depth <= layer < self.dims.depth:
+            raise PositionError(f"layer is {layer}; the encoding has {self.dims.depth} layers, counted from 0.")
+        learned = self.frequencies[layer]
+        return learned if device is None else learned.to(device)
+
+    @staticmethod
+    def from_timm(freqs: Tensor) -> Tensor:
+        """Return timm's `rope.freqs (2, depth, heads, pairs)`, x first, in the order of `frequencies`."""
+        return freqs.permute(1, 2, 0, 3).flip(2).contiguous()

@@ -1,0 +1,43 @@
+"""The ground floor: where tokens are, how fast channels turn, and what follows from the two."""
+
+from visionpos.geometry.coords import CoordSpec, augment, coordinates, offsets
+from visionpos.geometry.freqs import (
+    angles,
+    axial_freqs,
+    gaussian_freqs,
+    ladder,
+    mixed_freqs,
+    period_freqs,
+    section_axes,
+    section_freqs,
+)
+from visionpos.geometry.grid import Grid
+from visionpos.geometry.layout import Layout, channel_permutation, convert
+from visionpos.geometry.resample import RECIPES, Recipe, grid_weights, resample, sample_table
+from visionpos.geometry.rotation import Rotation, rotate
+
+__all__ = [
+    "RECIPES",
+    "CoordSpec",
+    "Grid",
+    "Layout",
+    "Recipe",
+    "Rotation",
+    "angles",
+    "augment",
+    "axial_freqs",
+    "channel_permutation",
+    "convert",
+    "coordinates",
+    "gaussian_freqs",
+    "grid_weights",
+    "ladder",
+    "mixed_freqs",
+    "offsets",
+    "period_freqs",
+    "resample",
+    "rotate",
+    "sample_table",
+    "section_axes",
+    "section_freqs",
+]

@@ -1,0 +1,151 @@
+"""Grid: how many tokens there are along time, height and width.
+
+An image or clip size enters; a hashable description of its token lattice leaves. It never holds tensors.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import isqrt
+from typing import Literal
+
+from visionpos.errors import PositionError
+
+Fit = Literal["exact", "floor", "pad"]
+
+
+@dataclass(frozen=True)
+class Grid:
+    """A lattice of tokens, row-major: x runs fastest, then y, then t.
+
+    Args:
+        height: rows of tokens, at least 1.
+        width: columns of tokens, at least 1.
+        frames: time steps of tokens, at least 1; 1 for an image.
+
+    Raises:
+        PositionError: if a side is smaller than 1 or not a whole number.
+
+    Example:
+        >>> Grid(height=3, width=5).size
+        15
+        >>> Grid(3, 5, frames=2).shape
+        (2, 3, 5)
+    """
+
+    height: int
+    width: int
+    frames: int = 1
+
+    def __post_init__(self) -> None:
+        for name in ("height", "width", "frames"):
+            side = getattr(self, name)
+            # Tracing passes symbolic sizes, which are ints to isinstance but not to type().
+            if isinstance(side, bool) or not isinstance(side, int) or side < 1:
+                raise PositionError(
+                    f"Grid {name} is {side!r}; a whole number of tokens, at least 1, is required. "
+                    "Divide the image side by the patch side, or use Grid.of_image."
+                )
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Return the sides as (t, y, x)."""
+        return (self.frames, self.height, self.width)
+
+    @property
+    def size(self) -> int:
+        """Return the number of tokens."""
+        return self.frames * self.height * self.width
+
+    @classmethod
+    def of_image(
+        cls,
+        size_hw: tuple[int, int],
+        patch: int | tuple[int, int],
+        *,
+        frames: int = 1,
+        fit: Fit = "exact",
+    ) -> Grid:
+        """Return the grid of patches of an image.
+
+        Args:
+            size_hw: image (height, width) in pixels.
+            patch: patch side in pixels, or (height, width) of a patch.
+            frames: time steps.
+            fit: what to do with a side that is no multiple of the patch: "exact" refuses, "floor" crops the
+                remainder, "pad" counts a partly filled patch.
+
+        Raises:
+            PositionError: if a size is not positive, or not divisible under "exact".
+
+        Example:
+            >>> Grid.of_image((448, 672), patch=16).shape
+            (1, 28, 42)
+            >>> Grid.of_image((225, 225), patch=14, fit="pad").shape
+            (1, 17, 17)
+        """
+        patch_hw = (patch, patch) if isinstance(patch, int) else tuple(patch)
+        if fit not in ("exact", "floor", "pad"):
+            raise PositionError(f"fit is {fit!r}; it must be 'exact', 'floor' or 'pad'.")
+        _check_pair("size_hw", size_hw)
+        _check_pair("patch", patch_hw)
+        sides = [_cells(side, step, fit) for side, step in zip(size_hw, patch_hw, strict=True)]
+        if None in sides:
+            raise PositionError(
+                f"size_hw {tuple(size_hw)} is not divisible by patch {patch_hw}; whole patches are required. "
+                'Resize the image, or pass fit="floor" to crop or fit="pad" to pad.'
+            )
+        height, width = (side or 0 for side in sides)
+        return cls(height=height, width=width, frames=frames)
+
+    @classmethod
+    def square(cls, tokens: int) -> Grid:
+        """Return the square grid of a token count that the caller knows to be square.
+
+        Raises:
+            PositionError: if the count is no perfect square. Nothing in the package calls this by itself.
+
+        Example:
+            >>> Grid.square(196).shape
+            (1, 14, 14)
+        """
+        side = isqrt(tokens) if tokens > 0 else 0
+        if side * side != tokens or not side:
+            raise PositionError(
+                f"tokens is {tokens}, which is no square number; a square grid needs one. "
+                "Pass Grid(height=..., width=...) with the true sides, without prefix tokens."
+            )
+        return cls(height=side, width=side)
+
+    def merged(self, merge: int, *, frames: int = 1) -> Grid:
+        """Return the grid after merging `merge` x `merge` cells, and `frames` time steps, into one.
+
+        Raises:
+            PositionError: if a side is not divisible.
+
+        Example:
+            >>> Grid(4, 6).merged(2).shape
+            (1, 2, 3)
+        """
+        if merge < 1 or frames < 1 or self.height % merge or self.width % merge or self.frames % frames:
+            raise PositionError(
+                f"grid {self.shape} (t, y, x) cannot be merged by {(frames, merge, merge)}; every side must be "
+                "divisible. Choose an image size that is a multiple of patch * merge."
+            )
+        return Grid(self.height // merge, self.width // merge, self.frames // frames)
+
+
+def _check_pair(name: str, pair_hw: tuple[int, ...]) -> None:
+    """Refuse a (height, width) pair that is not two positive whole numbers."""
+    good = len(pair_hw) == 2 and all(isinstance(side, int) and side >= 1 for side in pair_hw)
+    if not good:
+        raise PositionError(
+            f"{name} is {pair_hw!r}; two whole numbers (height, width) of at least 1 pixel are required."
+        )
+
+
+def _cells(side: int, step: int, fit: Fit) -> int | None:
+    """Return how many steps a side holds, or None if it must be exact and is not."""
+    if side % step == 0:
+        return side // step
+    return {"exact": None, "floor": side // step, "pad": -(-side // step)}[fit]

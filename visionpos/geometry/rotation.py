@@ -1,0 +1,181 @@
+"""Rotation: cosines and sines of angles, and the turning of query and key channels by them.
+
+Angles enter as `[..., n, pairs]`; q and k leave rotated. Both lines of the package, vision and VLM, end here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+import torch
+
+from visionpos.errors import PositionError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Pairing = Literal["half", "adjacent"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Rotation:
+    """One turn a token and channel pair.
+
+    Args:
+        cos: `[..., n, pairs]`, half width: one value a pair.
+        sin: like cos.
+        pairing: which two channels turn together: "half" pairs channel i with i + pairs, "adjacent" 2i with 2i + 1.
+
+    Leading sizes broadcast against the batch and heads of the rotated tensor: `[heads, n, pairs]` turns every head
+    its own way, `[b, 1, n, pairs]` every sample.
+    """
+
+    cos: Tensor
+    sin: Tensor
+    pairing: Pairing = "half"
+
+    def __post_init__(self) -> None:
+        if self.pairing not in ("half", "adjacent"):
+            raise PositionError(f"pairing is {self.pairing!r}; it must be 'half' or 'adjacent'.")
+        if self.cos.shape != self.sin.shape or self.cos.ndim < 2:
+            raise PositionError(
+                f"cos has shape {tuple(self.cos.shape)} and sin {tuple(self.sin.shape)}; both must be "
+                "[..., n, pairs]. Build them with Rotation.of(angles)."
+            )
+
+    @classmethod
+    def of(cls, angles: Tensor, pairing: Pairing = "half", *, scale: float = 1.0) -> Rotation:
+        """Return the rotation by `angles`.
+
+        Args:
+            angles: `[..., n, pairs]` radians.
+            pairing: "half" (Qwen-VL, DINOv3) or "adjacent" (EVA-02, RoPE-ViT, SAM 2).
+            scale: multiplies cos and sin, as YaRN's attention factor does; 1 keeps the norm.
+
+        Example:
+            >>> Rotation.of(torch.zeros(3, 4)).cos.shape
+            torch.Size([3, 4])
+        """
+        cos, sin = angles.cos(), angles.sin()
+        return cls(cos, sin, pairing) if scale == 1.0 else cls(cos * scale, sin * scale, pairing)
+
+    @property
+    def n(self) -> int:
+        """Return the number of tokens."""
+        return self.cos.shape[-2]
+
+    @property
+    def pairs(self) -> int:
+        """Return the number of channel pairs that turn."""
+        return self.cos.shape[-1]
+
+    def select(self, indices: Tensor) -> Rotation:
+        """Return the rotation of the kept tokens.
+
+        Args:
+            indices: `[kept]` for one choice, or `[b, kept]` for one a sample (patch dropout); the result then
+                has shape `[b, heads or 1, kept, pairs]`.
+        """
+        if indices.ndim == 1:
+            kept = [part.index_select(-2, indices) for part in (self.cos, self.sin)]
+        else:
+            kept = [_gather(part, indices) for part in (self.cos, self.sin)]
+        return Rotation(kept[0], kept[1], self.pairing)
+
+    def padded(self, prefix: int = 0, suffix: int = 0) -> Rotation:
+        """Return the rotation with tokens that do not turn before and after, so that no slice or copy is needed."""
+        if prefix < 0 or suffix < 0:
+            raise PositionError(f"prefix is {prefix} and suffix {suffix}; token counts of at least 0 are required.")
+        if not prefix and not suffix:
+            return self
+        room = (0, 0, prefix, suffix)
+        cos = torch.nn.functional.pad(self.cos, room, value=1.0)
+        return Rotation(cos, torch.nn.functional.pad(self.sin, room), self.pairing)
+
+    def full_width(self) -> tuple[Tensor, Tensor]:
+        """Return (cos, sin) `[..., n, 2 pairs]`, one value a channel, as transformers and timm expect them."""
+        if self.pairing == "half":
+            return torch.cat([self.cos, self.cos], -1), torch.cat([self.sin, self.sin], -1)
+        return self.cos.repeat_interleave(2, -1), self.sin.repeat_interleave(2, -1)
+
+    def apply(self, x: Tensor, *, prefix: int = 0, suffix: int = 0) -> Tensor:
+        """Return `x` with its channel pairs turned.
+
+        Args:
+            x: `[b, heads, n, head_dim]`, not changed; any float dtype. Channels beyond 2 * pairs pass through.
+            prefix: leading tokens that do not turn (class token, registers).
+            suffix: trailing tokens that do not turn (SAM 2 object pointers).
+
+        Returns:
+            Shape and dtype of x; the arithmetic runs in float32 or better.
+
+        Raises:
+            PositionError: if tokens or channels do not fit.
+        """
+        turned = 2 * self.pairs
+        if x.shape[-2] != self.n + prefix + suffix:
+            raise PositionError(
+                f"x has {x.shape[-2]} tokens, the rotation {self.n} and prefix + suffix is {prefix + suffix}; "
+                "tokens must be rotation + prefix + suffix. Pass the prefix count of the model, or select() kept tokens."
+            )
+        if x.shape[-1] < turned:
+            raise PositionError(
+                f"x has {x.shape[-1]} channels a head and the rotation turns {turned}; at most head_dim can turn. "
+                "Build the frequencies with this head_dim."
+            )
+        rotation = self.padded(prefix, suffix)
+        dtype = torch.promote_types(x.dtype, rotation.cos.dtype)
+        head = x[..., :turned].to(dtype)
+        out = _turn(head, rotation.cos, rotation.sin, self.pairing).to(x.dtype)
+        return out if turned == x.shape[-1] else torch.cat([out, x[..., turned:]], dim=-1)
+
+
+def rotate(
+    q: Tensor, k: Tensor, rotation: Rotation, *, prefix: int = 0, suffix: int = 0
+) -> tuple[Tensor, Tensor]:
+    """Return q and k with their channel pairs turned, so that q.k depends on coordinate differences.
+
+    Args:
+        q: `[b, heads, n, head_dim]`.
+        k: `[b, kv_heads, n, head_dim]`; grouped-query heads may be fewer.
+        rotation: `[n, pairs]`, or with leading heads or batch sizes.
+        prefix: leading tokens that do not turn.
+        suffix: trailing tokens that do not turn.
+
+    Returns:
+        Two new tensors of the inputs' shapes and dtypes.
+
+    Raises:
+        PositionError: if tokens or channels do not fit.
+
+    Example:
+        >>> q = torch.ones(1, 2, 5, 8)
+        >>> turned, _ = rotate(q, q, Rotation.of(torch.zeros(4, 4)), prefix=1)
+        >>> torch.equal(turned, q)
+        True
+
+    Reference:
+        RoFormer (arXiv 2104.09864). Keys of another length than the queries turn by their own rotation: use
+        `Rotation.apply`.
+    """
+    rotation = rotation.padded(prefix, suffix)
+    return rotation.apply(q), rotation.apply(k)
+
+
+def _turn(x: Tensor, cos: Tensor, sin: Tensor, pairing: Pairing) -> Tensor:
+    """Return `(a cos - b sin, b cos + a sin)` of every pair (a, b)."""
+    if pairing == "half":
+        first, second = x.chunk(2, dim=-1)
+        return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
+    first, second = x.unflatten(-1, (-1, 2)).unbind(-1)
+    return torch.stack([first * cos - second * sin, second * cos + first * sin], dim=-1).flatten(-2)
+
+
+def _gather(part: Tensor, indices: Tensor) -> Tensor:
+    """Return `[b, heads or 1, kept, pairs]` of a table `[(heads,) n, pairs]` or `[b, heads, n, pairs]`."""
+    while part.ndim < 4:
+        part = part.unsqueeze(0)
+    part = part.expand(indices.shape[0], -1, -1, -1)
+    where = indices[:, None, :, None].expand(-1, part.shape[1], -1, part.shape[-1])
+    return part.gather(-2, where)

@@ -1,0 +1,30 @@
+"""The surgeon: put encodings on timm models, move the models to new sizes, and take everything off again."""
+
+from visionpos.retrofit.attach import attach, attachments, detach
+from visionpos.retrofit.attachment import Attachment
+from visionpos.retrofit.describe import Part, describe, lineage
+from visionpos.retrofit.optim import parameter_groups
+from visionpos.retrofit.recipes import recipe_for
+from visionpos.retrofit.resize import resize
+from visionpos.retrofit.rope import GridRope, spec_of_rope
+from visionpos.retrofit.seams import dims_of, grid_of
+from visionpos.retrofit.store import load, save
+
+__all__ = [
+    "Attachment",
+    "GridRope",
+    "Part",
+    "attach",
+    "attachments",
+    "describe",
+    "detach",
+    "dims_of",
+    "grid_of",
+    "lineage",
+    "load",
+    "parameter_groups",
+    "recipe_for",
+    "resize",
+    "save",
+    "spec_of_rope",
+]

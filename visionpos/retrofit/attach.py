@@ -1,0 +1,197 @@
+"""attach and detach: put an encoding on a timm model, and take it off again without a trace."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from timm.layers import PatchDropout, PatchDropoutWithIndices
+from torch import nn
+
+from visionpos.encodings import Additive, EncodingSpec, LearnedSpec, Rotary, build
+from visionpos.errors import PositionError
+from visionpos.retrofit.attachment import (
+    Attachment,
+    BlockHooks,
+    DropHook,
+    EnterHook,
+    GridHook,
+    LeaveHook,
+    RecordingDrop,
+    TurnHook,
+)
+from visionpos.retrofit.rope import own_pairing
+from visionpos.retrofit.seams import Port, dims_of, ports_of, row_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_CONTAINER = "visionpos"
+_HOOK_TYPES = (GridHook, DropHook, EnterHook, LeaveHook, TurnHook)
+
+
+def attach(
+    model: nn.Module,
+    spec: EncodingSpec,
+    *,
+    strength: float = 0.0,
+    learn_strength: bool = False,
+    name: str | None = None,
+    generator: torch.Generator | None = None,
+) -> Attachment:
+    """Put an encoding on a timm model, in place, and return its Attachment.
+
+    At strength 0 the model's outputs stay bit-identical. The encoding becomes the submodule `visionpos.<name>`; all other
+    state-dict keys stay as they were. Additive encodings act on patch tokens after patch_embed, rotary ones on q and k of
+    every attention after their norms; prefix tokens are left alone.
+
+    Args:
+        model: a timm VisionTransformer or Eva, or a subclass; it may have been wrapped by FSDP or compiled later, not before.
+        spec: what to attach.
+        strength: 0 to 1 (any finite number is taken): scales angles, or the added vectors.
+        learn_strength: make the strength a parameter that starts at `strength`.
+        name: name of the attachment; the spec's kind when None.
+        generator: source of training-time coordinate draws; torch's default when None.
+
+    Raises:
+        PositionError: if the class has no row, the sizes do not fit, the name is taken, or the pairing differs from that of
+            the model's own rotary encoding.
+
+    Example:
+        >>> import timm, visionpos as vp
+        >>> model = timm.create_model("vit_tiny_patch16_224", num_classes=0)
+        >>> attach(model, vp.MixedRopeSpec(), strength=0.0).idle
+        True
+    """
+    row, dims = row_of(model), dims_of(model)
+    name = spec.kind if name is None else name
+    if name in attachments(model):
+        raise PositionError(
+            f"name {name!r} is already attached; detach(model, {name!r}) first, or pass another name=."
+        )
+    if not name.isidentifier():
+        raise PositionError(f"name is {name!r}; a Python identifier is required.")
+    encoding = build(spec, dims)
+    ports = ports_of(model) if isinstance(encoding, Rotary) else []
+    _check(model, spec, encoding, ports)
+    attachment = Attachment(encoding, strength=strength, learn=learn_strength, generator=generator)
+    weight = next(model.parameters())
+    attachment.to(weight.device).train(model.training)
+    _container(model).add_module(name, attachment)
+    getattr(model, row.patch_embed).register_forward_hook(GridHook(attachment))
+    if ports:
+        _hook_drop(model, row.patch_drop, attachment)
+        _hook_blocks(model, row.blocks, name, attachment, ports)
+    return attachment
+
+
+def detach(model: nn.Module, name: str | None = None) -> None:
+    """Take an attachment off; the model is bit for bit what it was before, and so is its state dict.
+
+    Args:
+        model: a model that `attach` has changed.
+        name: which attachment; all when None.
+
+    Raises:
+        PositionError: if there is no such attachment.
+    """
+    present = attachments(model)
+    if name is not None and name not in present:
+        raise PositionError(f"name {name!r} is not attached; attached are {', '.join(present) or 'none'}.")
+    if not present:
+        raise PositionError("model has no attachment; attach one first.")
+    for key in list(present) if name is None else [name]:
+        for module in model.modules():
+            _remove_hooks(module, present[key])
+        del model.get_submodule(_CONTAINER)._modules[key]  # noqa: SLF001 (ModuleDict without its key rules)
+    if not attachments(model):
+        delattr(model, _CONTAINER)
+        _restore_drop(model, row_of(model).patch_drop)
+
+
+def attachments(model: nn.Module) -> dict[str, Attachment]:
+    """Return name -> Attachment of everything attached to a model, in order."""
+    container = getattr(model, _CONTAINER, None)
+    if container is None:
+        return {}
+    return {key: part for key, part in container.named_children() if isinstance(part, Attachment)}
+
+
+def _check(model: Any, spec: EncodingSpec, encoding: Additive | Rotary, ports: list[Port]) -> None:
+    """Refuse what would be wrong without an error."""
+    if isinstance(spec, LearnedSpec) and spec.prefix_rows:
+        raise PositionError(
+            f"spec has {spec.prefix_rows} prefix_rows; an attached table acts on patch tokens only. Set prefix_rows=0."
+        )
+    if not isinstance(encoding, Rotary):
+        return
+    own = own_pairing(model)
+    if own is not None and own != encoding.pairing:
+        raise PositionError(
+            f"pairing {encoding.pairing!r} differs from the model's own {own!r}; two rotations in different planes are no "
+            f"function of distance. Use pairing={own!r}."
+        )
+    for port in ports:
+        if encoding.layerwise and port.key_heads != port.heads:
+            raise PositionError(
+                f"{port.path} has {port.heads} query heads and {port.key_heads} key heads; an encoding with frequencies a "
+                "head cannot turn grouped queries. Use AxialRopeSpec."
+            )
+
+
+def _container(model: nn.Module) -> nn.Module:
+    """Return the submodule that holds attachments, made on first use."""
+    if not hasattr(model, _CONTAINER):
+        model.add_module(_CONTAINER, nn.Module())
+    return model.get_submodule(_CONTAINER)
+
+
+def _hook_blocks(
+    model: nn.Module, blocks: str, name: str, attachment: Attachment, ports: list[Port]
+) -> None:
+    """Register the hooks of every block and port."""
+    for layer, block in enumerate(getattr(model, blocks)):
+        hooks = BlockHooks(attachment, name, layer)
+        block.register_forward_pre_hook(EnterHook(hooks))
+        block.register_forward_hook(LeaveHook(hooks))
+        for port in (port for port in ports if port.layer == layer):
+            for side in port.sides:
+                side.register_forward_hook(TurnHook(hooks, port.seams))
+
+
+def _hook_drop(model: nn.Module, path: str, attachment: Attachment) -> None:
+    """Record which tokens patch dropout keeps; a dropout without indices is replaced by one that draws alike."""
+    drop = getattr(model, path, None)
+    if isinstance(drop, PatchDropout):
+        twin = PatchDropoutWithIndices(drop.prob, drop.num_prefix_tokens, drop.ordered)
+        drop = RecordingDrop(twin).train(drop.training)
+        setattr(model, path, drop)
+    if isinstance(drop, RecordingDrop):
+        drop = drop.drop
+    if isinstance(drop, PatchDropoutWithIndices):
+        drop.register_forward_hook(DropHook(attachment))
+
+
+def _restore_drop(model: nn.Module, path: str) -> None:
+    """Put back a patch dropout without indices."""
+    drop = getattr(model, path, None)
+    if isinstance(drop, RecordingDrop):
+        twin: Any = drop.drop
+        plain = PatchDropout(twin.prob, twin.num_prefix_tokens, twin.ordered)
+        setattr(model, path, plain.train(drop.training))
+
+
+def _remove_hooks(module: nn.Module, owner: Attachment) -> None:
+    """Remove the hooks of one attachment from one module."""
+    for hooks in (module._forward_hooks, module._forward_pre_hooks):  # noqa: SLF001 (handles do not survive deepcopy)
+        mine: list[int] = [
+            key
+            for key, hook in hooks.items()
+            if isinstance(hook, _HOOK_TYPES) and _owner(hook) is owner
+        ]
+        for key in mine:
+            del hooks[key]
+
+
+def _owner(hook: Callable[..., Any]) -> Attachment | None:
+    return getattr(hook, "owner", None)

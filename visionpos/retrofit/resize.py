@@ -1,0 +1,167 @@
+"""resize: move a timm model to a new image size; every position part of it follows.
+
+Everything is computed and checked first and assigned last, so a refusal leaves the model as it was.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from visionpos.encodings import AxialRopeSpec, MixedRopeSpec
+from visionpos.errors import PositionError
+from visionpos.geometry import Grid, resample
+from visionpos.geometry.resample import recipe_of
+from visionpos.retrofit.attach import attachments
+from visionpos.retrofit.recipes import recipe_for
+from visionpos.retrofit.rope import own_rope, set_extent, spec_of_rope, with_extent
+from visionpos.retrofit.seams import grid_of, row_of, table_prefix
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from visionpos.geometry.coords import Extent
+
+_RECORD = "visionpos_table"
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class TableRecord:
+    """What the table was before it was resized, so that a chain of resizes never loses information.
+
+    Args:
+        source: `[1, rows, d]` the table as it was trained.
+        source_grid: its grid.
+        grid: grid it was resized to.
+        recipe: recipe used.
+        resized: the result; if the table has changed since, it was trained and becomes its own source.
+    """
+
+    source: Tensor
+    source_grid: Grid
+    grid: Grid
+    recipe: str
+    resized: Tensor
+
+
+@torch.no_grad()
+def resize(
+    model: nn.Module,
+    size_hw: tuple[int, int],
+    *,
+    recipe: str | None = None,
+    extent: Extent | None = None,
+    optimizer: torch.optim.Optimizer | None = None,
+) -> None:
+    """Move a model to a new image size, in place.
+
+    The learned table is evaluated on the new grid by the checkpoint's recipe, always from the table that was trained: there and
+    back is exact. Its Parameter object stays the same. The model's own rotary encoding, and every attached encoding, serve the
+    new grid.
+
+    Args:
+        model: a timm VisionTransformer or Eva, or a subclass.
+        size_hw: new image (height, width) in pixels, multiples of the patch.
+        recipe: how the table is resampled; the recipe of the source that wrote the weights when None (see `recipe_for`).
+        extent: what the new size means to rotary encodings: "trained" is the same view with more tokens (coordinates keep
+            their span), "index" a wider view at the same scale (coordinates run on); None keeps each encoding's habit.
+        optimizer: holds the table's Parameter; its moments are resampled like the table (and kept above 0 where they were).
+
+    Raises:
+        PositionError: if the size is not divisible, the table does not belong to the model's grid, or an extent cannot be given.
+
+    Example:
+        >>> import timm
+        >>> model = timm.create_model("vit_tiny_patch16_224", num_classes=0)
+        >>> resize(model, (320, 448))
+        >>> model(torch.zeros(1, 3, 320, 448)).shape
+        torch.Size([1, 192])
+    """
+    whole: Any = model
+    row = row_of(whole)
+    source = grid_of(whole)
+    target = _target_grid(getattr(whole, row.patch_embed), size_hw)
+    if extent not in (None, "trained", "index"):
+        raise PositionError(f"extent is {extent!r}; it must be 'trained', 'index' or None.")
+    if extent is not None and own_rope(whole) is not None and spec_of_rope(own_rope(whole)) is None:
+        set_extent(whole, extent, source, target)  # refuses before anything changes
+    table: nn.Parameter | None = getattr(whole, row.table)
+    name = recipe_for(whole)[0] if recipe is None else recipe
+    recipe_of(name)
+    record = None if table is None else _moved(whole, table, source, target, name)
+    _set_size(whole, size_hw)
+    if table is not None and record is not None:
+        _keep_parameter(whole, row.table, table, record)
+        if optimizer is not None:
+            _move_moments(optimizer, table, source, target, name, table_prefix(whole))
+    if extent is not None:
+        set_extent(whole, extent, source, target)
+        for attachment in attachments(whole).values():
+            spec = attachment.encoding.spec
+            if isinstance(spec, (AxialRopeSpec, MixedRopeSpec)):
+                coords = with_extent(spec.coords, extent, source)
+                attachment.encoding.spec = dataclasses.replace(spec, coords=coords)
+
+
+def table_record(model: nn.Module) -> TableRecord | None:
+    """Return how the model's table was resized, or None if it never was."""
+    record: TableRecord | None = getattr(model, _RECORD, None)
+    return record
+
+
+def _target_grid(patch: Any, size_hw: tuple[int, int]) -> Grid:
+    """Return the grid of the new size, refusing sides that the patch embedding would silently crop."""
+    step_hw = tuple(int(step) for step in patch.feat_ratio(as_scalar=False))
+    try:
+        sides = tuple(int(side) for side in size_hw)
+        return Grid.of_image((sides[0], sides[1]), (step_hw[0], step_hw[1]))
+    except (PositionError, IndexError, TypeError, ValueError):
+        raise PositionError(
+            f"size_hw {size_hw!r} is not divisible into patches of {step_hw} pixels; (height, width) must be positive multiples "
+            "of the patch. timm would crop the rest in silence: resize or pad the images instead."
+        ) from None
+
+
+def _moved(model: Any, table: Tensor, source: Grid, target: Grid, recipe: str) -> TableRecord:
+    """Return the table on the target grid, evaluated from the table that was last trained."""
+    prefix = table_prefix(model)
+    record = table_record(model)
+    trained, grid = table.detach().clone(), source
+    if record is not None and torch.equal(record.resized.to(table.device), table):
+        trained, grid = record.source.to(table.device), record.source_grid
+    resized = resample(trained, source=grid, target=target, recipe=recipe, prefix=prefix)
+    return TableRecord(trained, grid, target, recipe, resized.clone())
+
+
+def _set_size(model: Any, size_hw: tuple[int, int]) -> None:
+    """Let timm move its own bookkeeping; it replaces the table, which the caller puts back."""
+    model.set_input_size(img_size=(int(size_hw[0]), int(size_hw[1])))
+
+
+def _keep_parameter(model: Any, name: str, table: nn.Parameter, record: TableRecord) -> None:
+    """Put the resized values into the Parameter object that the model had before."""
+    table.data = record.resized.to(table.dtype).clone()
+    table.grad = None
+    setattr(model, name, table)
+    object.__setattr__(model, _RECORD, record)
+
+
+def _move_moments(
+    optimizer: torch.optim.Optimizer,
+    table: nn.Parameter,
+    source: Grid,
+    target: Grid,
+    recipe: str,
+    prefix: int,
+) -> None:
+    """Resample what the optimizer remembers of the table, cell by cell."""
+    rows = source.size + prefix
+    for key, value in optimizer.state.get(table, {}).items():
+        if isinstance(value, torch.Tensor) and value.ndim == table.ndim and value.shape[-2] == rows:
+            moved = resample(value, source=source, target=target, recipe=recipe, prefix=prefix)
+            # A cubic overshoots; a second moment must not become negative.
+            moved = moved.clamp(min=0.0) if bool((value >= 0).all()) else moved
+            optimizer.state[table][key] = moved.clone()

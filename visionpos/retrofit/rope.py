@@ -1,0 +1,200 @@
+"""The model's own rotary encoding, read as a Spec of this package, and the module that replaces it where timm's own cannot
+keep the wanted extent at a new size.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+import torch
+from timm.layers.pos_embed_sincos import (
+    RotaryEmbeddingCat,
+    RotaryEmbeddingDinoV3,
+    RotaryEmbeddingMixed,
+)
+from torch import nn
+
+from visionpos.encodings import AxialRope, AxialRopeSpec, Dims, MixedRope, MixedRopeSpec
+from visionpos.errors import PositionError
+from visionpos.geometry import CoordSpec, Grid, Rotation, angles, augment, coordinates
+from visionpos.retrofit.seams import dims_of, row_of
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from visionpos.geometry.coords import Extent
+    from visionpos.geometry.rotation import Pairing
+
+RopeSpec = AxialRopeSpec | MixedRopeSpec
+
+
+def own_rope(model: Any) -> Any:
+    """Return the model's own rotary module, or None."""
+    name = row_of(model).rope
+    return None if name is None else getattr(model, name, None)
+
+
+def own_pairing(model: Any) -> Pairing | None:
+    """Return the pairing that the model's attention uses for its own rotary encoding, or None without one."""
+    rope = own_rope(model)
+    if rope is None:
+        return None
+    attention = getattr(model, row_of(model).blocks)[0].attn
+    return "half" if getattr(attention, "rotate_half", False) else "adjacent"
+
+
+def spec_of_rope(rope: Any) -> RopeSpec | None:
+    """Return the Spec that gives the same rotation as a timm rotary module, or None if no Spec says it.
+
+    Known are RotaryEmbeddingCat with temperature bands (EVA-02, PE, RoPE-ViT axial), RotaryEmbeddingDinoV3 and
+    RotaryEmbeddingMixed. Pixel bands and timm's M-RoPE are left to timm.
+    """
+    if isinstance(rope, GridRope):
+        spec: RopeSpec = rope.rotary.spec
+        return spec
+    if isinstance(rope, RotaryEmbeddingMixed):
+        return MixedRopeSpec(theta=float(rope.temperature), coords=_moves(CoordSpec(), rope))
+    if isinstance(rope, RotaryEmbeddingDinoV3):
+        return _dinov3_spec(rope)
+    if isinstance(rope, RotaryEmbeddingCat) and not getattr(rope, "in_pixels", False):
+        return _cat_spec(rope)
+    return None
+
+
+def _cat_spec(rope: Any) -> AxialRopeSpec:
+    """Return the Spec of timm's concatenated axial rotary encoding."""
+    trained = None if rope.ref_feat_shape is None else tuple(int(side) for side in rope.ref_feat_shape)
+    coords = CoordSpec(
+        offset=float(rope.grid_offset),
+        extent="trained" if trained else None,
+        trained_shape=trained,
+    )
+    return AxialRopeSpec(
+        theta=float(rope.temperature),
+        coords=_moves(coords, rope),
+        pairing="half" if getattr(rope, "rotate_half", False) else "adjacent",
+        axis_order=(1, 0) if rope.grid_indexing == "xy" else None,
+    )
+
+
+def _dinov3_spec(rope: Any) -> AxialRopeSpec:
+    """Return the Spec of timm's DINOv3 rotary encoding."""
+    coords = CoordSpec(
+        unit="centred", offset=float(rope.grid_offset), normalize=rope.normalize_coords
+    )
+    periods = None if rope.min_period is None else (float(rope.min_period), float(rope.max_period))
+    return AxialRopeSpec(
+        theta=100.0 if rope.temperature is None else float(rope.temperature),
+        coords=_moves(coords, rope),
+        pairing="half" if rope.rotate_half else "adjacent",
+        axis_order=(1, 0) if rope.grid_indexing == "xy" else None,
+        unit="radians" if periods else "turns",
+        periods=periods,
+    )
+
+
+def _moves(coords: CoordSpec, rope: Any) -> CoordSpec:
+    """Return the coordinates with timm's training-time augmentation (absent before timm 1.0.31)."""
+    names = ("shift", "jitter", "rescale")
+    found = {name: getattr(rope, f"{name}_coords", None) for name in names}
+    return dataclasses.replace(coords, **found)
+
+
+class GridRope(nn.Module):
+    """A rotary module with timm's interface whose coordinates follow a CoordSpec of this package.
+
+    It stands in for `model.rope` where the wanted extent is not the habit of timm's module. A learned `freqs` keeps its
+    name, shape and Parameter object.
+    """
+
+    freqs: nn.Parameter | None
+    anchor: Tensor
+
+    def __init__(self, rope: Any, spec: RopeSpec, dims: Dims, grid: Grid) -> None:
+        super().__init__()
+        self.spec = spec
+        self.freqs = rope.freqs if isinstance(spec, MixedRopeSpec) else None
+        self.axial = AxialRope(spec, dims) if isinstance(spec, AxialRopeSpec) else None
+        fixed = getattr(rope, "feat_shape", None) is not None
+        self.feat_shape: tuple[int, int] | None = (grid.height, grid.width) if fixed else None
+        # Empty: it only follows the model from device to device.
+        device = next((part.device for part in [*rope.parameters(), *rope.buffers()]), None)
+        self.register_buffer("anchor", torch.empty(0, device=device), persistent=False)
+        self.train(rope.training)
+
+    def update_feat_shape(self, feat_shape: tuple[int, int]) -> None:
+        """Serve another grid from now on; a module without a fixed grid is asked for one at every call."""
+        if self.feat_shape is not None:
+            self.feat_shape = (int(feat_shape[0]), int(feat_shape[1]))
+
+    def no_weight_decay(self) -> set[str]:
+        """Return the parameters that must not decay."""
+        return {"freqs"} if self.freqs is not None else set()
+
+    def get_embed(
+        self, shape: tuple[int, int] | None = None, dtype: torch.dtype | None = None
+    ) -> Tensor:
+        """Return timm's table `[n, 2 head_dim]`, or `[depth, heads, n, 2 head_dim]` for mixed: sines, then cosines."""
+        sides = self.feat_shape if shape is None else shape
+        if sides is None:
+            raise PositionError("shape is None and the model has no fixed grid; pass (height, width).")
+        coords = coordinates(Grid(*sides), self.spec.coords, device=self.anchor.device)
+        coords = augment(coords, self.spec.coords) if self.training else coords
+        if self.axial is not None:
+            turns = self.axial.angles(coords)
+        else:
+            turns = angles(coords, MixedRope.from_timm(self.freqs))
+            dtype = self.freqs.dtype if dtype is None and self.freqs is not None else dtype
+        cos, sin = Rotation.of(turns, self.spec.pairing).full_width()
+        table = torch.cat([sin, cos], dim=-1)
+        return table if dtype is None else table.to(dtype)
+
+
+def set_extent(model: Any, extent: Extent, source: Grid, target: Grid) -> None:
+    """Make the model's own rotary encoding keep an extent at a new grid; replaces the module if it must.
+
+    Args:
+        model: the model; its rotary module already serves `target`.
+        extent: "trained" or "index".
+        source: grid the weights were trained on.
+        target: grid the model now serves.
+
+    Raises:
+        PositionError: if the encoding is of a kind that no Spec says.
+    """
+    rope, name = own_rope(model), row_of(model).rope
+    spec = spec_of_rope(rope)
+    if rope is None or name is None:
+        return
+    if spec is None:
+        raise PositionError(
+            f"extent {extent!r} cannot be given to a {type(rope).__name__}; its coordinates are timm's own. Leave extent=None."
+        )
+    coords = with_extent(spec.coords, extent, source)
+    if coords != spec.coords:
+        changed = dataclasses.replace(spec, coords=coords)
+        setattr(model, name, GridRope(rope, changed, dims_of(model), target))
+
+
+def with_extent(coords: CoordSpec, extent: Extent, source: Grid) -> CoordSpec:
+    """Return coordinates that keep an extent from now on, starting from what they give on `source`.
+
+    Args:
+        coords: the present numbering.
+        extent: "trained" keeps the span that `source` has now, "index" keeps the step between its cells.
+        source: grid that the weights serve now.
+    """
+    if extent == (coords.extent or coords.habit):
+        return coords
+    sides = {1: (source.size,), 2: (source.height, source.width), 3: source.shape}[coords.axes]
+    scale = coords.scale or (1.0,) * coords.axes
+    if extent != coords.habit:
+        return dataclasses.replace(coords, extent=extent, trained_shape=sides)
+    # Back to the habit of the unit: what trained_shape did becomes a constant scale.
+    trained = coords.trained_shape or sides
+    ratio = [side / old for side, old in zip(sides, trained, strict=True)]
+    factors = ratio if coords.habit == "trained" else [1.0 / share for share in ratio]
+    changed = tuple(old * factor for old, factor in zip(scale, factors, strict=True))
+    scale_or_none = None if all(factor == 1.0 for factor in changed) else changed
+    return dataclasses.replace(coords, extent=None, trained_shape=None, scale=scale_or_none)

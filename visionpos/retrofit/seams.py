@@ -1,0 +1,177 @@
+"""The seam table: for a model class, where its grid, tables, rotary encoding, blocks and patch dropout are; for an attention
+class, where q and k pass after their norms. Everything that attaches, resizes or describes reads these rows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from timm.layers import Attention, AttentionRope, DiffAttention
+from timm.models.eva import Eva, EvaAttention
+from timm.models.vision_transformer import (
+    DiffParallelScalingBlock,
+    ParallelScalingBlock,
+    VisionTransformer,
+)
+
+from visionpos.encodings import Dims
+from visionpos.errors import PositionError
+from visionpos.geometry import Grid
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from torch import nn
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSeams:
+    """Where the position parts of one model class are, as attribute names of the model."""
+
+    patch_embed: str
+    table: str
+    rope: str | None
+    blocks: str
+    patch_drop: str
+
+
+@dataclass(frozen=True, slots=True)
+class PortSeams:
+    """Where q and k of one attention class can be turned: the outputs of two norm modules, and their layout."""
+
+    q: str
+    k: str
+    layout: Literal["bhnd", "bnhd"]
+    heads_factor: int = 1  # differential attention splits every head in two
+
+
+_MODELS: dict[type, ModelSeams] = {
+    VisionTransformer: ModelSeams("patch_embed", "pos_embed", None, "blocks", "patch_drop"),
+    Eva: ModelSeams("patch_embed", "pos_embed", "rope", "blocks", "patch_drop"),
+}
+
+_PORTS: dict[type, PortSeams] = {
+    Attention: PortSeams("q_norm", "k_norm", "bhnd"),
+    AttentionRope: PortSeams("q_norm", "k_norm", "bhnd"),
+    EvaAttention: PortSeams("q_norm", "k_norm", "bhnd"),
+    DiffAttention: PortSeams("q_norm", "k_norm", "bhnd", heads_factor=2),
+    ParallelScalingBlock: PortSeams("q_norm", "k_norm", "bnhd"),
+    DiffParallelScalingBlock: PortSeams("q_norm", "k_norm", "bhnd", heads_factor=2),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Port:
+    """One attention of a model: the block it is in, and the modules whose outputs are q and k."""
+
+    layer: int
+    path: str
+    holder: Any
+    seams: PortSeams
+
+    @property
+    def heads(self) -> int:
+        """Return the query heads that pass the port."""
+        return int(self.holder.num_heads) * self.seams.heads_factor
+
+    @property
+    def key_heads(self) -> int:
+        """Return the key heads that pass the port."""
+        return int(getattr(self.holder, "num_kv_heads", self.holder.num_heads)) * self.seams.heads_factor
+
+    @property
+    def head_dim(self) -> int:
+        """Return the channels of a head at the port."""
+        return int(self.holder.head_dim)
+
+    @property
+    def sides(self) -> tuple[nn.Module, nn.Module]:
+        """Return the modules that hand out q and k."""
+        return getattr(self.holder, self.seams.q), getattr(self.holder, self.seams.k)
+
+
+def row_of(model: nn.Module) -> ModelSeams:
+    """Return the row of a model's class.
+
+    Raises:
+        PositionError: if the class has no row; the message lists those that have.
+    """
+    for kind in type(model).__mro__:
+        if kind in _MODELS:
+            return _MODELS[kind]
+    known = ", ".join(kind.__name__ for kind in _MODELS)
+    raise PositionError(
+        f"model is a {type(model).__name__}, which has no row in the seam table; {known} and their subclasses have. "
+        "Unwrap the timm model first (model.model, model.module), or create it without features_only."
+    )
+
+
+def grid_of(model: Any) -> Grid:
+    """Return the token grid that the model's tables now serve.
+
+    Raises:
+        PositionError: if the model was made without an image size.
+    """
+    patch = getattr(model, row_of(model).patch_embed)
+    if patch.grid_size is None:
+        raise PositionError(
+            "model has no grid: its patch_embed.img_size is None; a table cannot be placed without one. Create the model "
+            "with img_size=."
+        )
+    return Grid(*(int(side) for side in patch.grid_size))
+
+
+def table_prefix(model: Any) -> int:
+    """Return how many leading rows of the model's table belong to prefix tokens."""
+    return 0 if model.no_embed_class else int(model.num_prefix_tokens)
+
+
+def ports_of(model: Any) -> list[Port]:
+    """Return every port of the model, in order of its blocks.
+
+    Raises:
+        PositionError: if a block has none: the attention is of a class that the seam table does not know.
+    """
+    found: list[Port] = []
+    name = row_of(model).blocks
+    for layer, block in enumerate(getattr(model, name)):
+        here = list(_ports_in(block, layer, f"{name}.{layer}"))
+        if not here:
+            raise PositionError(
+                f"block {name}.{layer} is a {type(block).__name__} without an attention that the seam table knows; "
+                f"{', '.join(kind.__name__ for kind in _PORTS)} are known. Use the door add instead."
+            )
+        found += here
+    return found
+
+
+def _ports_in(block: nn.Module, layer: int, path: str) -> Iterator[Port]:
+    """Yield the ports inside one block."""
+    for name, module in block.named_modules():
+        kinds = [kind for kind in type(module).__mro__ if kind in _PORTS]
+        if kinds:
+            yield Port(layer, f"{path}.{name}".rstrip("."), module, _PORTS[kinds[0]])
+
+
+def dims_of(model: Any) -> Dims:
+    """Return the sizes that an encoding for this model must have, read from the model.
+
+    Raises:
+        PositionError: if the layers do not agree on heads or channels.
+    """
+    ports = ports_of(model)
+    sizes = {(port.heads, port.head_dim) for port in ports}
+    if len(sizes) > 1:
+        raise PositionError(
+            f"layers have different (heads, head_dim) {sorted(sizes)}; one encoding serves layers of one size. Use the "
+            "door add instead."
+        )
+    heads, head_dim = sizes.pop()
+    return Dims(
+        embed_dim=int(model.embed_dim),
+        num_heads=heads,
+        depth=len(getattr(model, row_of(model).blocks)),
+        prefix=int(model.num_prefix_tokens),
+        head_dim=head_dim,
+    )

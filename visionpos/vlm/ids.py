@@ -1,0 +1,253 @@
+"""Position ids: where every token of a prompt stands, as pure functions of the prompt and a rule.
+
+A stream, or token tensors with their grids, enter; ids leave. No model object, no state, no loop over tokens, and no row
+that depends on its neighbours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from visionpos.errors import PositionError
+from visionpos.vlm.instants import Seconds
+from visionpos.vlm.rules import Delta, Rule
+from visionpos.vlm.stream import IMAGE, MODALITY_NAMES, VIDEO, TokenStream
+from visionpos.vlm.units import (
+    Grids,
+    Units,
+    clip_clocks,
+    ranges,
+    token_grids,
+    units_of_stream,
+    units_of_tokens,
+)
+
+Array = npt.NDArray[Any]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PositionIds:
+    """Where tokens stand, and where the next one does.
+
+    Args:
+        ids: `[axes, n]`, or `[axes, b, n]` for a batch; int64, or float64 where a rule counts in fractions.
+        next_position: `[]` or `[b]`: the next text token stands here on every axis.
+        delta: `[]` or `[b]`: what decoding adds to its token count (rope_deltas of transformers), by the convention of
+            the rule.
+        mask: `[b, n]` bool, False for padding; None where nothing is padded.
+    """
+
+    ids: Tensor
+    next_position: Tensor
+    delta: Tensor
+    mask: Tensor | None = None
+
+
+def stream_ids(stream: TokenStream, rule: Rule) -> PositionIds:
+    """Return the position ids of a stream.
+
+    Args:
+        stream: from `family.stream`.
+        rule: the position rule.
+
+    Returns:
+        ids `[axes, n]`, next_position `[]`, delta `[]`.
+
+    Raises:
+        PositionError: if the rule counts seconds and a clip has none.
+
+    Example:
+        >>> from visionpos.vlm.stream import Words
+        >>> text = TokenStream((Words(segment=0, text="", count=3),))
+        >>> stream_ids(text, Rule(axes=("time", "row", "col"))).ids.tolist()
+        [[0, 1, 2], [0, 1, 2], [0, 1, 2]]
+    """
+    ids, following, delta = _placed(units_of_stream(stream, rule), rule, padded=stream.length)
+    return PositionIds(
+        torch.from_numpy(ids), torch.from_numpy(following)[0], torch.from_numpy(delta)[0]
+    )
+
+
+def ids_from_tokens(
+    input_ids: Tensor,
+    modality: Tensor,
+    image_grids: Grids | None = None,
+    video_grids: Grids | None = None,
+    attention_mask: Tensor | None = None,
+    seconds_per_grid: Seconds | Sequence[Seconds] | Tensor | None = None,
+    *,
+    rule: Rule,
+    merge: int = 1,
+    video_merge: int | None = None,
+) -> PositionIds:
+    """Return the position ids of token tensors.
+
+    Args:
+        input_ids: `[n]` or `[b, n]`; only its shape and device are read.
+        modality: like input_ids: 0 text, 1 image, 2 video, 3 audio (transformers' mm_token_type_ids). Only placeholders
+            are not 0; a placeholder that a model generated is text.
+        image_grids: `[images, 3]` frames, height, width in patches, in reading order over the batch.
+        video_grids: `[videos, 3]` the same for clips.
+        attention_mask: like input_ids, 0 for padding on either side; None if nothing is padded.
+        seconds_per_grid: seconds of one grid step, temporal patch / sampled fps: one number, or one a clip. Read only by
+            rules that count seconds.
+        rule: the position rule.
+        merge: patches a token and side.
+        video_merge: the same for clips, where it differs.
+
+    Returns:
+        ids `[axes, n]` or `[axes, b, n]` on the device of input_ids, padding at `rule.pad_id`; int64 even where the
+        tokens are int32.
+
+    Raises:
+        PositionError: naming row, item, expected and found, if types, mask, grids and times do not fit together.
+
+    Example:
+        >>> rule = Rule(axes=("time", "row", "col"))
+        >>> types = torch.tensor([0, 1, 1, 1, 1, 1, 1, 0])
+        >>> ids_from_tokens(types, types, [[1, 4, 6]], rule=rule, merge=2).ids[1].tolist()
+        [0, 1, 1, 1, 2, 2, 2, 4]
+    """
+    types, keep = _checked_tokens(input_ids, modality, attention_mask)
+    grids = {
+        IMAGE: token_grids(image_grids, "image_grids", merge=merge),
+        VIDEO: token_grids(video_grids, "video_grids", merge=video_merge or merge),
+    }
+    timed = rule.counts_seconds and len(grids[VIDEO]) > 0
+    clocks = clip_clocks(seconds_per_grid, len(grids[VIDEO])) if timed else ()
+    units = units_of_tokens(types, keep, grids, clocks, rule)
+    placed, following, delta = _placed(units, rule, padded=types.shape[1])
+    ids = np.full((len(rule.axes), *types.shape), rule.pad_id, dtype=rule.dtype)
+    ids[:, keep] = placed
+    mask = None if attention_mask is None else torch.from_numpy(keep)
+    batch = [torch.from_numpy(part) for part in (ids, following, delta)]
+    if input_ids.ndim == 1:
+        batch = [batch[0][:, 0], batch[1][0], batch[2][0]]
+        mask = None if mask is None else mask[0]
+    device = input_ids.device
+    return PositionIds(
+        *(part.to(device) for part in batch), mask=None if mask is None else mask.to(device)
+    )
+
+
+def _placed(units: Units, rule: Rule, *, padded: int) -> tuple[Array, Array, Array]:
+    """Return ids `[axes, tokens of all rows]`, and next position and delta, `[b]` each."""
+    frames, height, width = units.shape.T
+    tau = rule.frame_offsets(frames, np.maximum(height, width), units.clocks)
+    last_tau = tau[np.cumsum(frames) - 1]
+    # A unit moves what follows it by advance - cells from its place in the row: one cumulative sum gives every start.
+    move = rule.advance(frames, height, width, last_tau).astype(rule.dtype) - units.sizes
+    moved = np.cumsum(move)
+    moved -= (moved - move)[units.first_of_row]
+    text = _text_positions(units, moved)
+    ids = np.repeat(text[None], len(rule.axes), axis=0)
+    _write_cells(ids, units, text[units.start], tau, rule)
+    following = units.row_lengths.astype(rule.dtype)
+    np.add.at(following, units.row, move)
+    return ids, following, _delta(ids, following, units, rule.delta, padded)
+
+
+def _text_positions(units: Units, moved: Array) -> Array:
+    """Return `[tokens]`: where each token would stand if it were text.
+
+    Args:
+        units: grids and rows.
+        moved: `[units]` by how much the units of the row, up to and with this one, moved what follows.
+    """
+    row_start = np.cumsum(units.row_lengths) - units.row_lengths
+    cut = np.concatenate([units.start + units.sizes, row_start])
+    value = np.concatenate([moved, np.zeros(len(row_start), dtype=moved.dtype)])
+    order = np.argsort(cut, kind="stable")  # where a unit ends its row, the next row's 0 comes last and holds
+    total = int(units.row_lengths.sum())
+    place = np.arange(total) - np.repeat(row_start, units.row_lengths)
+    return place + np.repeat(value[order], np.diff(np.append(cut[order], total)))
+
+
+def _write_cells(ids: Array, units: Units, start: Array, tau: Array, rule: Rule) -> None:
+    """Write the ids of every cell into `ids [axes, tokens]`.
+
+    Args:
+        ids: written in place at the cells.
+        units: grids and rows.
+        start: `[units]` position s of each unit.
+        tau: `[sum of frames]` time offset of every frame of every unit.
+        rule: the position rule.
+    """
+    unit, cell = ranges(units.sizes)
+    clip_row, col = np.divmod(cell, units.shape[unit, 2])
+    height = units.shape[unit, 1]
+    frame, row = np.divmod(clip_row, height)
+    frames = units.shape[:, 0]
+    offset = tau[(np.cumsum(frames) - frames)[unit] + frame]
+    s = start[unit]
+    origin = {"start": s, "time": s + offset, "zero": np.zeros_like(s)}[rule.origin]
+    centre = [(side - 1) // 2 if rule.centre else 0 for side in (height, units.shape[unit, 2])]
+    number = np.arange(len(start)) - units.first_of_row
+    values = {
+        "index": lambda: s + cell if rule.cell_step == 1 else s - 1 + (cell + 1) * rule.step,
+        "time": lambda: s + offset,
+        "row": lambda: origin + row - centre[0],
+        "col": lambda: origin + col - centre[1],
+        "ordinal": lambda: number[unit],
+    }
+    at = units.start[unit] + cell
+    for out, axis in zip(ids, rule.axes, strict=True):
+        out[at] = values[axis]()
+
+
+def _delta(ids: Array, following: Array, units: Units, delta: Delta, padded: int) -> Array:
+    """Return `[b]` what decoding adds to a token count."""
+    lengths = units.row_lengths
+    if delta.from_ == "none":
+        return np.zeros_like(following)
+    base = following
+    if delta.from_ == "max":
+        base, filled = np.zeros_like(following), lengths > 0
+        if filled.any():
+            row_start = (np.cumsum(lengths) - lengths)[filled]
+            base[filled] = np.maximum.reduceat(ids.max(0), row_start) + 1
+    return base - (padded if delta.minus == "padded" else lengths)
+
+
+def _checked_tokens(
+    input_ids: Tensor, modality: Tensor, attention_mask: Tensor | None
+) -> tuple[Array, Array]:
+    """Return types `[b, n]` and which tokens are no padding `[b, n]`, after checking that they agree."""
+    mask = torch.ones_like(modality) if attention_mask is None else attention_mask
+    shapes = [tuple(part.shape) for part in (input_ids, modality, mask)]
+    if input_ids.ndim not in (1, 2) or len(set(shapes)) != 1:
+        raise PositionError(
+            f"input_ids, modality and attention_mask have shapes {shapes[0]}, {shapes[1]} and {shapes[2]}; one shape, "
+            "[n] or [b, n], is required. Pad all of them on the same side to the same length."
+        )
+    types, keep = (part.reshape(-1, shapes[0][-1]).cpu().numpy() for part in (modality, mask))
+    wrong = ~np.isin(types, range(len(MODALITY_NAMES)))
+    if wrong.any():
+        row, at = np.argwhere(wrong)[0]
+        raise PositionError(
+            f"modality is {types[row, at]} at row {row}, token {at}; 0 text, 1 image, 2 video or 3 audio is required. "
+            "Pass mm_token_type_ids, not token ids."
+        )
+    wrong = ~np.isin(keep, (0, 1))
+    if wrong.any():
+        row, at = np.argwhere(wrong)[0]
+        raise PositionError(
+            f"attention_mask is {keep[row, at]} at row {row}, token {at}; 0 or 1 is required. "
+            "Split packed documents into rows first: ids restart with each."
+        )
+    keep = keep.astype(bool)
+    wrong = (types != 0) & ~keep
+    if wrong.any():
+        row, at = np.argwhere(wrong)[0]
+        raise PositionError(
+            f"modality is {types[row, at]} at row {row}, token {at}, which attention_mask calls padding; padding must "
+            "be 0. Pad modality on the same side as input_ids."
+        )
+    return types, keep

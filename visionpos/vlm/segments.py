@@ -1,0 +1,195 @@
+"""Segments: what a prompt is made of, in reading order, before any family has looked at it.
+
+Sizes and times enter, never pixels; a family turns a list of segments into a `TokenStream`.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from visionpos.errors import PositionError
+
+if TYPE_CHECKING:
+    from visionpos.vlm.tokens import Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """A stretch of text: as characters, as token ids, or as a bare number of tokens.
+
+    Characters have no length until a tokenizer has seen them. `family.stream(..., tokenizer=)` tokenises them;
+    without a tokenizer every whitespace-separated word stands for one token, and the stream says so
+    (`text_is_symbolic`).
+
+    Args:
+        text: the characters.
+        tokens: the number of tokens, where it is known; it then wins over any tokenizer.
+        token_ids: the tokens themselves, which fix `tokens`.
+
+    Raises:
+        PositionError: if `tokens` is negative or disagrees with `token_ids`.
+
+    Example:
+        >>> Text("Describe this.").text, Text(tokens=5).tokens, Text(token_ids=[7, 8]).tokens
+        ('Describe this.', 5, 2)
+    """
+
+    text: str = ""
+    tokens: int | None = None
+    token_ids: Sequence[int] | None = None
+
+    def __post_init__(self) -> None:
+        if self.token_ids is not None:
+            ids = tuple(operator.index(one) for one in self.token_ids)
+            if self.tokens not in (None, len(ids)):
+                raise PositionError(
+                    f"Text tokens is {self.tokens} and token_ids holds {len(ids)}; they must agree. "
+                    "Pass token_ids alone."
+                )
+            object.__setattr__(self, "token_ids", ids)
+            object.__setattr__(self, "tokens", len(ids))
+        if self.tokens is not None and self.tokens < 0:
+            raise PositionError(
+                f"Text tokens is {self.tokens}; a token count of at least 0 is required. Leave it out if unknown."
+            )
+
+    @classmethod
+    def of(cls, text: str, tokenizer: Tokenizer) -> Text:
+        """Return the text with the token ids that `tokenizer` gives it.
+
+        Args:
+            text: the characters.
+            tokenizer: a tokenizer with `encode`, a callable from text to ids, or a mapping from word to id.
+
+        Example:
+            >>> Text.of("a cat", {"a": 1, "cat": 2}).token_ids
+            (1, 2)
+        """
+        from visionpos.vlm.tokens import encode
+
+        return cls(text, token_ids=encode(text, tokenizer))
+
+
+@dataclass(frozen=True, slots=True)
+class Image:
+    """A still image.
+
+    Args:
+        size_hw: (height, width) in pixels before any resizing, each at least 1.
+
+    Raises:
+        PositionError: if a side is not a whole number of at least 1.
+    """
+
+    size_hw: tuple[int, int]
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "size_hw", _whole_size(self.size_hw))
+
+
+@dataclass(frozen=True, slots=True)
+class Video:
+    """The sampled frames of a clip.
+
+    Args:
+        size_hw: (height, width) of a frame in pixels before any resizing.
+        seconds: true time of every sampled frame, from 0 upwards, never falling; the spacing may vary.
+        frames: number of sampled frames, where their times are unknown. Families that count or write seconds
+            refuse such a clip.
+        sampled_fps: sampled frames per second as a processor reports it. Then a rule that counts seconds takes
+            `temporal_patch / sampled_fps` for every grid step, as published processors do, not the true times.
+
+    Raises:
+        PositionError: if there is no frame, a time is negative, falling or not finite, the counts disagree, or
+            `sampled_fps` is not above 0.
+
+    Example:
+        >>> Video((360, 640), seconds=[0.0, 0.5, 1.0]).num_frames
+        3
+    """
+
+    size_hw: tuple[int, int]
+    seconds: Sequence[float] | None = None
+    frames: int | None = None
+    sampled_fps: float | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "size_hw", _whole_size(self.size_hw))
+        if self.seconds is not None:
+            object.__setattr__(self, "seconds", _rising_times(self.seconds))
+        if self.num_frames < 1 or (self.seconds is not None and self.frames not in (None, len(self.seconds))):
+            raise PositionError(
+                f"Video frames is {self.frames} and seconds holds {len(self.seconds or ())} times; at least one "
+                "frame is required, and the two must agree. Pass the time of every sampled frame as seconds=."
+            )
+        if self.sampled_fps is not None and not 0 < self.sampled_fps < math.inf:
+            raise PositionError(
+                f"Video sampled_fps is {self.sampled_fps}; a finite number above 0 is required. "
+                "Leave it out to count the true times in seconds=."
+            )
+
+    @property
+    def num_frames(self) -> int:
+        """Return the number of sampled frames."""
+        return len(self.seconds) if self.seconds is not None else self.frames or 0
+
+
+@dataclass(frozen=True, slots=True)
+class Audio:
+    """A stretch of sound.
+
+    Args:
+        seconds: its duration, above 0.
+
+    Raises:
+        PositionError: if the duration is not above 0.
+    """
+
+    seconds: float
+
+    def __post_init__(self) -> None:
+        if not 0 < self.seconds < math.inf:
+            raise PositionError(
+                f"Audio seconds is {self.seconds}; a finite duration above 0 is required. "
+                "Leave an empty sound out of the prompt."
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Special:
+    """One token of the vocabulary, by its name, such as `<|im_start|>`."""
+
+    name: str
+
+
+Segment = Text | Image | Video | Audio | Special
+
+
+def _whole_size(size_hw: tuple[int, int]) -> tuple[int, int]:
+    """Return (height, width) as whole numbers of at least 1."""
+    try:
+        height, width = (operator.index(side) for side in size_hw)
+    except (TypeError, ValueError):
+        height = width = 0
+    if min(height, width) < 1:
+        raise PositionError(
+            f"size_hw is {size_hw!r}; (height, width) in whole pixels, each at least 1, is required. "
+            "Pass the size of the decoded image."
+        )
+    return height, width
+
+
+def _rising_times(seconds: Sequence[float]) -> tuple[float, ...]:
+    """Return timestamps that are finite, not negative and never fall."""
+    times = tuple(float(time) for time in seconds)
+    for at, time in enumerate(times):
+        if not 0 <= time < math.inf or (at and time < times[at - 1]):
+            raise PositionError(
+                f"Video seconds[{at}] is {time}; finite times from 0 upwards that never fall are required. "
+                "Pass frame_index / source_fps of every sampled frame, or the container's timestamps less the first."
+            )
+    return times
