@@ -6,8 +6,10 @@ from typing import Any
 import torch
 from torch._dynamo.testing import CompileCounter
 
-# Six rectangles without a side of 0 or 1 (which PyTorch always specialises), two pairs of equal token count.
-SIZES = ((3, 5), (5, 3), (2, 14), (4, 7), (13, 11), (6, 17))
+# Six rectangles without a side of 0 or 1 (which PyTorch always specialises), two pairs of equal token
+# count. The first has no size in common with the batch of 2, the 3 heads and the 24 channels that tests
+# use: PyTorch would tie sizes that are equal in the first call.
+SIZES = ((5, 7), (7, 5), (2, 14), (4, 7), (13, 11), (6, 17))
 
 
 def graphs_of(function: Callable[..., Any], calls: Sequence[tuple[Any, ...]]) -> int:

@@ -1,7 +1,8 @@
 """visionpos: positional encodings for vision and multimodal transformers.
 
 Geometry and encodings stand here; `visionpos.retrofit` plugs them into timm models, `visionpos.vlm` plans VLM token
-streams, `visionpos.config` reads YAML, `visionpos.checkpoint` reads and writes weights. Importing this costs torch alone.
+streams, `visionpos.config` reads YAML, `visionpos.checkpoint` reads and writes weights. Importing this costs torch
+alone.
 """
 
 from visionpos.encodings import (

@@ -1,7 +1,8 @@
 """The one place that applies an encoding to q and k, and chooses how.
 
-A Rotation that covers every token enters with q or k; the turned tensor leaves. Compiled and exported graphs get the plain
-form, which inductor fuses and exporters know; eager CPU and CUDA get the form with the fewest passes over memory.
+A Rotation that covers every token enters with q or k; the turned tensor leaves. Compiled and exported graphs get the
+plain form, which inductor fuses and exporters know; eager CPU and CUDA get the form with the fewest passes over
+memory.
 """
 
 from __future__ import annotations
@@ -19,7 +20,10 @@ if TYPE_CHECKING:
 
 
 def turn(x: Tensor, rotation: Rotation) -> Tensor:
-    """Return `rotation.apply(x)` by the fastest form for this device and dtype; results are bit-equal.
+    """Return `rotation.apply(x)` by the fastest form for this device and dtype.
+
+    Results are bit-equal on one CPU thread. With several threads, and on CUDA, adjacent pairs may differ in the last bit: see
+    `kernels.rotate.turn_adjacent`.
 
     Args:
         x: `[b, heads, n, head_dim]`, not changed.
@@ -37,7 +41,12 @@ def turn(x: Tensor, rotation: Rotation) -> Tensor:
         torch.Size([1, 1, 2, 4])
     """
     channels = 2 * rotation.pairs
-    if not _is_plain_eager(x) or x.shape[-2] != rotation.n or x.shape[-1] < channels or x.numel() == 0:
+    if (
+        not _is_plain_eager(x)
+        or x.shape[-2] != rotation.n
+        or x.shape[-1] < channels
+        or x.numel() == 0
+    ):
         return rotation.apply(x)
     dtype = torch.promote_types(x.dtype, rotation.cos.dtype)
     head, cos, sin = x[..., :channels].to(dtype), rotation.cos.to(dtype), rotation.sin.to(dtype)
@@ -53,5 +62,5 @@ def turn(x: Tensor, rotation: Rotation) -> Tensor:
 
 def _is_plain_eager(x: Tensor) -> bool:
     """Return whether views as complex numbers and writes into fresh memory are safe here."""
-    traced = torch.compiler.is_compiling() or torch.jit.is_tracing()
+    traced = torch.compiler.is_compiling() or torch.jit.is_tracing()  # type: ignore[attr-defined, no-untyped-call]
     return not traced and x.device.type in ("cpu", "cuda")

@@ -1,4 +1,4 @@
-"""Weights with their position lineage: safetensors whose header says which scheme, grids and recipe they were made with.
+"""Weights with their position lineage: safetensors whose header says which scheme, grids and recipe made them.
 
 Tensors and a Lineage enter and leave; nothing is unpickled or evaluated, and a file is either whole or absent.
 """
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 _KEY = "visionpos"
 _FORMAT = 1
+_HISTORY = {"source", "source_grid_hw", "recipe", "strength"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +70,9 @@ def save(path: str | Path, tensors: Mapping[str, Tensor], lineage: Lineage) -> N
     """
     target = Path(path)
     if not target.parent.is_dir():
-        raise PositionError(f"path {target} is in no existing folder; create {target.parent} first.")
+        raise PositionError(
+            f"path {target} is in no existing folder; create {target.parent} first."
+        )
     header = {_KEY: json.dumps({"format": _FORMAT, **lineage.data()}, sort_keys=True)}
     separate = {name: tensor.detach().clone().contiguous() for name, tensor in tensors.items()}
     handle, draft = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
@@ -79,7 +82,9 @@ def save(path: str | Path, tensors: Mapping[str, Tensor], lineage: Lineage) -> N
         Path(draft).chmod(0o644)
         Path(draft).replace(target)
     except (OSError, SafetensorError) as error:
-        raise PositionError(f"path {target} cannot be written: {error}. Check space and permissions.") from None
+        raise PositionError(
+            f"path {target} cannot be written: {error}. Check space and permissions."
+        ) from None
     finally:
         Path(draft).unlink(missing_ok=True)
 
@@ -102,12 +107,16 @@ def read_lineage(path: str | Path) -> Lineage:
         PositionError: as `load`.
     """
     if not Path(path).is_file():
-        raise PositionError(f"path {path} is no file; give a .safetensors file written by visionpos.")
+        raise PositionError(
+            f"path {path} is no file; give a .safetensors file written by visionpos."
+        )
     try:
         with safe_open(str(path), framework="pt") as file:
             header = (file.metadata() or {}).get(_KEY)
     except (OSError, SafetensorError) as error:
-        raise PositionError(f"path {path} is no whole safetensors file ({error}); write it again.") from None
+        raise PositionError(
+            f"path {path} is no whole safetensors file ({error}); write it again."
+        ) from None
     if header is None:
         raise PositionError(
             f"path {path} carries no position lineage; it was not written by visionpos. Load it with safetensors, and "
@@ -125,14 +134,20 @@ def _parse_lineage(header: str, path: str) -> Lineage:
             data[name] = None if data.get(name) is None else tuple(data[name])
         lineage = Lineage(**data)
     except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise PositionError(f"path {path} has an unreadable position lineage ({error}); write it again.") from None
+        raise PositionError(
+            f"path {path} has an unreadable position lineage ({error}); write it again."
+        ) from None
     if version != _FORMAT:
-        raise PositionError(f"path {path} has lineage format {version}; this version reads {_FORMAT}. Update visionpos.")
+        raise PositionError(
+            f"path {path} has lineage format {version}; this version reads {_FORMAT}. Update visionpos."
+        )
     return lineage
 
 
 def differences(found: Lineage, expected: Lineage) -> list[str]:
-    """Return one line for every field in which two lineages disagree; `source` is free text and not compared.
+    """Return one line for every field in which two lineages disagree.
+
+    History is not compared: source text, the grid and recipe a table came from, and constant strengths.
 
     Example:
         >>> differences(Lineage(prefix=1), Lineage(prefix=5))
@@ -140,13 +155,13 @@ def differences(found: Lineage, expected: Lineage) -> list[str]:
     """
     lines: list[str] = []
     _compare("", found.data(), expected.data(), lines)
-    return [line for line in lines if not line.startswith("source:")]
+    return lines
 
 
 def _compare(path: str, found: Any, expected: Any, lines: list[str]) -> None:
     """Append the leaves in which two plain values differ."""
     if isinstance(found, dict) and isinstance(expected, dict):
-        for key in sorted({*found, *expected}):
+        for key in sorted({*found, *expected} - _HISTORY):
             _compare(f"{path}.{key}" if path else key, found.get(key), expected.get(key), lines)
     elif found != expected:
         lines.append(f"{path}: {found} in the file, {expected} expected")

@@ -32,7 +32,9 @@ class _StrictLoader(yaml.SafeLoader):
         keys = [self.construct_object(key, deep=deep) for key, _ in node.value]
         for key in keys:
             if keys.count(key) > 1:
-                raise ConfigError(f"key {key!r} stands twice{node.start_mark}; keys must be unique. Delete one.")
+                raise ConfigError(
+                    f"key {key!r} stands twice{node.start_mark}; keys must be unique. Delete one."
+                )
         return cast("dict[Any, Any]", super().construct_mapping(node, deep))
 
 
@@ -53,7 +55,9 @@ def read_yaml(text: str, *, source: str = "<text>") -> Data:
     except yaml.YAMLError as error:
         raise ConfigError(f"{source} is not YAML: {' '.join(str(error).split())}") from None
     if not isinstance(data, dict) or not all(isinstance(key, str) for key in data):
-        raise ConfigError(f"{source} holds {type(data).__name__}; a mapping with text keys is required.")
+        raise ConfigError(
+            f"{source} holds {type(data).__name__}; a mapping with text keys is required."
+        )
     return data
 
 
@@ -67,7 +71,9 @@ def shipped(folder: str) -> dict[str, Traversable]:
     if not root.is_dir():  # an editable install reads the checkout
         root = Path(__file__).resolve().parent.parent / "configs"
     files = [item for item in (root / folder).iterdir() if item.name.endswith(".yaml")]
-    return {item.name.removesuffix(".yaml"): item for item in sorted(files, key=lambda item: item.name)}
+    return {
+        item.name.removesuffix(".yaml"): item for item in sorted(files, key=lambda item: item.name)
+    }
 
 
 def overlay(base: Mapping[str, Any], over: Mapping[str, Any]) -> Data:
@@ -112,9 +118,11 @@ def parse(kind: type[T], data: object, *, source: str = "<data>") -> T:
         ConfigError: naming source, key, value and what is wrong with each.
     """
     try:
-        return cast("T", _adapter(kind).validate_python(data))
+        return cast("T", _adapter(cast("Any", kind)).validate_python(data))
     except pydantic.ValidationError as error:
-        raise ConfigError(f"{source}: " + "; ".join(_complaint(item) for item in error.errors())) from None
+        raise ConfigError(
+            f"{source}: " + "; ".join(_complaint(item) for item in error.errors())
+        ) from None
 
 
 def _complaint(item: Any) -> str:
@@ -140,7 +148,9 @@ def set_value(data: Mapping[str, Any], assignment: str) -> Data:
     path, equals, text = assignment.partition("=")
     keys = path.strip().split(".")
     if not equals or not all(keys):
-        raise ConfigError(f"override {assignment!r} is not key=value. Write it as encoding.theta=100.")
+        raise ConfigError(
+            f"override {assignment!r} is not key=value. Write it as encoding.theta=100."
+        )
     value: Any = read_yaml(f"value: {text}", source=f"--set {assignment}")["value"]
     for key in reversed(keys):
         value = {key: value}
@@ -156,7 +166,9 @@ def encoding_spec(data: Mapping[str, Any], *, source: str = "<data>") -> Encodin
     kinds = spec_types()
     kind = data.get("kind")
     if kind not in kinds:
-        raise ConfigError(f"{source}: kind is {kind!r}; it must be one of {', '.join(sorted(kinds))}.")
+        raise ConfigError(
+            f"{source}: kind is {kind!r}; it must be one of {', '.join(sorted(kinds))}."
+        )
     return parse(kinds[kind], dict(data), source=source)
 
 
@@ -177,7 +189,9 @@ def load_encoding(name: str | Path, *, overrides: Sequence[str] = ()) -> Encodin
     unknown = sorted(set(data) - {"encoding", "about"})
     if unknown or not isinstance(data.get("encoding"), dict):
         fault = f"unknown key {unknown[0]}" if unknown else "no mapping `encoding`"
-        raise ConfigError(f"{source}: {fault}; the top level holds `encoding:` and, if wanted, `about:`.")
+        raise ConfigError(
+            f"{source}: {fault}; the top level holds `encoding:` and, if wanted, `about:`."
+        )
     return encoding_spec(data["encoding"], source=source)
 
 

@@ -8,6 +8,31 @@ import math
 
 import numpy as np
 
+NO_AA = {"kernel": "bicubic", "a": -0.75}
+AA = {"kernel": "bicubic", "a": -0.5, "antialias": True}
+PINNED = {"kernel": "bilinear", "align_corners": True}
+
+# What each source does, from facts/vision_pe.md 1C and facts/timm.md 1.5 and 3; "beit" has its own oracle.
+SOURCES = {
+    "timm": AA,
+    "dinov2": {**NO_AA, "drift": 0.1},
+    "dinov2_reg": AA,
+    "hf_dinov2": NO_AA,
+    "mae": NO_AA,
+    "torchvision": {**NO_AA, "align_corners": True},
+    "big_vision": PINNED,
+    "flexivit": {"kernel": "bilinear", "antialias": True},
+    "siglip2_naflex": {"kernel": "bilinear", "antialias": True},
+    "qwen3_vl": PINNED,
+    "paddleocr_vl": {"kernel": "bilinear"},
+    "kimi_k25": NO_AA,
+    "swin": NO_AA,
+    "sam": {"kernel": "bilinear"},
+    "sam2": NO_AA,
+    "hiera": AA,
+    "nearest": {"kernel": "nearest"},
+}
+
 
 def cubic(x: float, a: float) -> float:
     """Return Keys' cubic at distance x."""
@@ -115,3 +140,14 @@ def resize(table: np.ndarray, rows: np.ndarray, columns: np.ndarray) -> np.ndarr
                 for x in range(table.shape[1]):
                     out[i, k] += rows[i, y] * columns[k, x] * table[y, x]
     return out
+
+
+def resized(table: np.ndarray, target_hw: tuple[int, int], source_name: str) -> np.ndarray:
+    """Return a table `[y, x, d]` on another grid, as one of SOURCES or "beit" does it."""
+    axes = [
+        geometric_weights(old, new)
+        if source_name == "beit"
+        else weights(old, new, **SOURCES[source_name])
+        for old, new in zip(table.shape[:2], target_hw, strict=True)
+    ]
+    return resize(table, *axes)

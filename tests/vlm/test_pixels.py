@@ -4,7 +4,6 @@ import inspect
 import struct
 import subprocess
 import sys
-import zlib
 from fractions import Fraction
 from importlib.util import find_spec
 from itertools import pairwise
@@ -292,7 +291,13 @@ def test_error_photo_files(tmp_path):
         with pytest.raises(PositionError, match=name):
             photo_size_hw(tmp_path / name)
     assert photo_size_hw(tmp_path / "half.png") == (64, 48)  # the header is whole
-    with Image.open(tmp_path / "half.png") as half, pytest.raises(PositionError, match="mode RGB"):
+    Image.fromarray(np.zeros((4, 5), np.float32)).save(tmp_path / "depth.tiff")
+    with pytest.raises(PositionError, match=r"depth.tiff.*mode 'F'.*Scale"):
+        photo(tmp_path / "depth.tiff")
+    with (
+        Image.open(tmp_path / "half.png") as half,
+        pytest.raises(PositionError, match="PIL, 48 x 64"),
+    ):
         photo(half)
 
 
@@ -340,14 +345,13 @@ def test_invariant_hostile_bytes(tmp_path_factory, suffix, data):
             assert len(result) in {2, 3}
 
 
-def test_reference_photo_crc(tmp_path):
+def test_error_checksum(tmp_path):
     """A PNG whose pixels were altered after writing is refused by its checksum."""
     path = tmp_path / "altered.png"
     Image.fromarray(colours()).save(path)
     content = bytearray(path.read_bytes())
     content[content.index(b"IHDR") + 7] ^= 1  # a width nobody wrote
     path.write_bytes(content)
-    assert zlib.crc32(b"IHDR") != 0
     with pytest.raises(PositionError, match=r"altered.png"):
         photo(path)
 
@@ -497,6 +501,7 @@ def test_reference_frames(tmp_path, name, codec):
     assert slow.indices == (0, 62, 124, 187, 249)  # 10 s: an odd count of 5
     assert spelled(slow.pixels) == [0, 62, 124, 187, 249]
     assert slow.seconds[-1] == 249 / 25  # not 4 / 0.5
+    assert (clip.sampled_fps, slow.sampled_fps) == (2.0, 0.5)  # 20 and 5 frames of 10 s
 
     chosen = frames(path, [0, 3, 3, 200])  # repeats pad a group
     assert spelled(chosen.pixels) == [0, 3, 3, 200]
@@ -760,8 +765,7 @@ def test_real_variable_rate():
 def test_reference_resize(kernel, size_hw, device):
     """uint8 agrees with Pillow's antialiased kernels within one step, down to one pixel.
 
-    Between passes both clamp to 0..255, in another order: hence values that overshoot nothing. The sizes with a
-    width of 1 are those that torch 2.14 itself gets wrong.
+    Between passes both clamp to 0..255, in another order: hence values that overshoot nothing.
     """
     upright = 60 + colours(60, 40) // 2
     pil = {"bicubic": Image.Resampling.BICUBIC, "bilinear": Image.Resampling.BILINEAR}[kernel]
@@ -769,6 +773,26 @@ def test_reference_resize(kernel, size_hw, device):
     got = resize(photo(upright).to(device), size_hw, kernel=kernel)
     assert got.dtype == torch.uint8
     assert np.abs(as_array(got.cpu()) - expected).max() <= 1
+
+
+def weights(source: int, target: int) -> np.ndarray:
+    """The antialiased triangle kernel as a matrix `[target, source]`, written from its definition."""
+    scale = max(source / target, 1.0)
+    centres = (np.arange(target)[:, None] + 0.5) * source / target - 0.5
+    kernel = np.maximum(0.0, 1.0 - np.abs(np.arange(source)[None] - centres) / scale)
+    return kernel / kernel.sum(1, keepdims=True)
+
+
+@pytest.mark.parametrize("size_hw", [(9, 13), (13, 4), (7, 1), (1, 9), (1, 1), (2, 1), (40, 50)])
+@pytest.mark.parametrize("source_hw", [(30, 20), (1, 6), (6, 1), (1, 1)])
+def test_reference_resize_float(size_hw, source_hw, device):
+    """Floats against the kernel's definition, where torch 2.14 itself is wrong for a width of 1."""
+    clip = torch.rand(2, 3, *source_hw, dtype=torch.float64)
+    rows, columns = (weights(s, t) for s, t in zip(source_hw, size_hw, strict=True))
+    expected = rows @ clip.numpy() @ columns.T
+    got = resize(clip.to(device), size_hw, kernel="bilinear").cpu()
+    assert got.dtype == torch.float64
+    assert np.abs(got.numpy() - expected).max() < 1e-6
 
 
 def test_shape_resize():
@@ -835,7 +859,7 @@ def test_parity_patches_video(total):
 @pytest.mark.parametrize("size_hw", [(100, 150), (301, 97), (60, 640)])
 @pytest.mark.parametrize("backend", ["qwen2_vl", "pil_qwen2_vl"])
 def test_parity_pixels(size_hw, backend):
-    """Resized pixels are within one 8-bit step of transformers' torchvision and Pillow processors."""
+    """Resized pixels are those of transformers' torchvision processor, and a step from its Pillow one."""
     module = pytest.importorskip(f"transformers.models.qwen2_vl.image_processing_{backend}")
     name = "Qwen2VLImageProcessor" + ("Pil" if backend.startswith("pil") else "")
     processor = getattr(module, name)()
@@ -846,8 +870,13 @@ def test_parity_pixels(size_hw, backend):
     _, rows, columns = theirs["image_grid_thw"][0].tolist()
     ours = resize(image, (14 * rows, 14 * columns))
     ours = patches(ours, 14, 2, 2, mean=CLIP_MEAN, std=CLIP_STD)
-    step = 1 / (255 * min(CLIP_STD))
-    assert (ours - theirs["pixel_values"]).abs().max() <= step + 1e-5
+    apart = (ours - theirs["pixel_values"]).abs() * 255 * min(CLIP_STD)  # at most this many steps
+    if backend == "qwen2_vl":
+        assert apart.max() == 0
+    assert (
+        apart > 1.03
+    ).float().mean() < 1e-3  # Pillow rounds between its passes: a few are 2 apart
+    assert apart.max() < 2.1
 
 
 def test_device_patches():

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
+from typing import Any
+
 from visionpos.encodings.axial import AxialRope, AxialRopeSpec
 from visionpos.encodings.doors import Additive, Dims, Rotary
 from visionpos.encodings.learned import LearnedSpec, LearnedTable
@@ -12,7 +15,7 @@ from visionpos.errors import PositionError
 EncodingSpec = AxialRopeSpec | LearnedSpec | MixedRopeSpec | SinCosSpec
 Encoding = Additive | Rotary
 
-_MODULES: dict[type, type[Encoding]] = {
+_MODULES: dict[Any, Any] = {  # spec class -> module class
     AxialRopeSpec: AxialRope,
     LearnedSpec: LearnedTable,
     MixedRopeSpec: MixedRope,
@@ -22,7 +25,7 @@ _MODULES: dict[type, type[Encoding]] = {
 
 def spec_types() -> dict[str, type[EncodingSpec]]:
     """Return kind -> Spec class of every encoding."""
-    return {spec.__dataclass_fields__["kind"].default: spec for spec in _MODULES}  # type: ignore[attr-defined]
+    return {str(next(f.default for f in fields(spec) if f.name == "kind")): spec for spec in _MODULES}
 
 
 def build(spec: EncodingSpec, dims: Dims) -> Encoding:
@@ -36,13 +39,16 @@ def build(spec: EncodingSpec, dims: Dims) -> Encoding:
         PositionError: if spec is no Spec, or the sizes do not fit it.
 
     Example:
-        >>> build(AxialRopeSpec(theta=100.0), Dims(embed_dim=384, num_heads=6, depth=12, prefix=1)).pairing
+        >>> build(
+        ...     AxialRopeSpec(theta=100.0), Dims(embed_dim=384, num_heads=6, depth=12, prefix=1)
+        ... ).pairing
         'adjacent'
     """
     if type(spec) not in _MODULES:
         known = ", ".join(sorted(kind.__name__ for kind in _MODULES))
         raise PositionError(f"spec is {spec!r}; one of {known} is required.")
-    return _MODULES[type(spec)](spec, dims)  # type: ignore[arg-type]
+    module: Encoding = _MODULES[type(spec)](spec, dims)
+    return module
 
 
 __all__ = [

@@ -54,7 +54,8 @@ class AxialRopeSpec:
         other = (self.order, self.bands, self.axis_order, self.unit)
         if self.periods is not None and other != ("contiguous", "shared", None, "radians"):
             raise PositionError(
-                f"periods {self.periods} cannot be combined with order, bands, axis_order or unit {other}; leave those at "
+                f"periods {self.periods} cannot be combined with order, bands, axis_order or unit {other}; leave "
+                "those at "
                 "their defaults, or drop periods."
             )
 
@@ -77,6 +78,8 @@ class AxialRope(Rotary):
         RoPE-ViT (arXiv 2403.13298) theta 100, x first; EVA-02 (arXiv 2303.11331) theta 10000, y first; DINOv3
         (arXiv 2508.10104) centred coordinates in turns, half pairing.
     """
+
+    spec: AxialRopeSpec
 
     def __init__(self, spec: AxialRopeSpec, dims: Dims) -> None:
         super().__init__()
@@ -108,7 +111,9 @@ class AxialRope(Rotary):
         head_dim = self.dims.channels if spec.rotary_dim is None else spec.rotary_dim
         if spec.periods is not None:
             shortest, longest = spec.periods
-            return period_freqs(head_dim, shortest=shortest, longest=longest, axes=axes, device=device)
+            return period_freqs(
+                head_dim, shortest=shortest, longest=longest, axes=axes, device=device
+            )
         freqs = axial_freqs(
             head_dim,
             theta=spec.theta,

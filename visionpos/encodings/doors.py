@@ -52,7 +52,10 @@ class Dims:
     def __post_init__(self) -> None:
         sizes = (self.embed_dim, self.num_heads, self.depth, self.head_dim or 1)
         if min(sizes) < 1 or self.prefix < 0:
-            raise PositionError(f"Dims are {sizes} with prefix {self.prefix}; sizes of at least 1 and a prefix of at least 0 are required.")
+            raise PositionError(
+                f"Dims are {sizes} with prefix {self.prefix}; sizes of at least 1 and a prefix of at least 0 are "
+                "required."
+            )
         if self.head_dim is None and self.embed_dim % self.num_heads:
             raise PositionError(
                 f"embed_dim {self.embed_dim} is not divisible by num_heads {self.num_heads}; whole heads are required. "

@@ -57,6 +57,7 @@ class MixedRope(Rotary):
         frequencies like any weight; train and keep them in float32.
     """
 
+    spec: MixedRopeSpec
     frequencies: nn.Parameter
 
     def __init__(
@@ -65,7 +66,9 @@ class MixedRope(Rotary):
         super().__init__()
         self.spec, self.dims = spec, dims
         if spec.coords.axes != 2:
-            raise PositionError(f"coords have {spec.coords.axes} axes; RoPE-Mixed needs axes=2 (y, x).")
+            raise PositionError(
+                f"coords have {spec.coords.axes} axes; RoPE-Mixed needs axes=2 (y, x)."
+            )
         start = mixed_freqs(
             dims.channels,
             num_heads=dims.num_heads,
@@ -93,7 +96,9 @@ class MixedRope(Rotary):
     def freqs(self, layer: int = 0, *, device: torch.device | None = None) -> Tensor:
         """Return `[num_heads, 2, pairs]` of one layer, float32 or better."""
         if not -self.dims.depth <= layer < self.dims.depth:
-            raise PositionError(f"layer is {layer}; the encoding has {self.dims.depth} layers, counted from 0.")
+            raise PositionError(
+                f"layer is {layer}; the encoding has {self.dims.depth} layers, counted from 0."
+            )
         learned = self.frequencies[layer]
         return learned if device is None else learned.to(device)
 

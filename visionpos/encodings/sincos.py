@@ -58,7 +58,9 @@ class SinCosSpec:
 
     def __post_init__(self) -> None:
         if self.dialect not in _ORDERS:
-            raise PositionError(f"dialect is {self.dialect!r}; it must be one of {', '.join(_ORDERS)}.")
+            raise PositionError(
+                f"dialect is {self.dialect!r}; it must be one of {', '.join(_ORDERS)}."
+            )
 
 
 class SinCos(Additive):

@@ -103,7 +103,9 @@ class CoordSpec:
 
     def _check_augmentation(self) -> None:
         if self.shift is not None and not 0 <= self.shift < math.inf:
-            raise PositionError(f"shift is {self.shift}; a finite number of at least 0 is required.")
+            raise PositionError(
+                f"shift is {self.shift}; a finite number of at least 0 is required."
+            )
         for name in ("jitter", "rescale"):
             factor = getattr(self, name)
             if factor is not None and not 1 <= factor < math.inf:
@@ -124,7 +126,9 @@ class CoordSpec:
 
 def _one_of(name: str, value: object, allowed: tuple[object, ...]) -> None:
     if value not in allowed:
-        raise PositionError(f"{name} is {value!r}; it must be one of {', '.join(map(repr, allowed))}.")
+        raise PositionError(
+            f"{name} is {value!r}; it must be one of {', '.join(map(repr, allowed))}."
+        )
 
 
 def coordinates(

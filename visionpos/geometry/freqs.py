@@ -34,6 +34,8 @@ def ladder(
     Args:
         pairs: number of channel pairs, at least 1.
         theta: ladder base, above 0; a larger base gives slower low bands.
+        device: where to build.
+        dtype: float32, or float64 for coordinates beyond 2**17.
 
     Returns:
         `[pairs]` radians per coordinate unit.
@@ -49,7 +51,9 @@ def ladder(
         RoFormer (arXiv 2104.09864); bit-equal to transformers' `inv_freq` and timm's `freq_bands`.
     """
     if pairs < 1:
-        raise PositionError(f"pairs is {pairs}; at least 1 channel pair is required. Use a larger head_dim.")
+        raise PositionError(
+            f"pairs is {pairs}; at least 1 channel pair is required. Use a larger head_dim."
+        )
     _check_theta(theta)
     exponent = torch.arange(pairs, device=device, dtype=torch.int64).to(dtype) / pairs
     return 1.0 / (theta**exponent)
@@ -100,7 +104,9 @@ def axial_freqs(
         )
     owners = tuple(range(axes)) if axis_order is None else tuple(axis_order)
     if sorted(owners) != list(range(axes)):
-        raise PositionError(f"axis_order is {owners}; a permutation of {tuple(range(axes))} is required.")
+        raise PositionError(
+            f"axis_order is {owners}; a permutation of {tuple(range(axes))} is required."
+        )
     share = head_dim // 2 // axes
     place = torch.arange(head_dim // 2, device=device)
     slot, step = (
@@ -128,6 +134,9 @@ def period_freqs(
         head_dim: channels to rotate, a multiple of 2 * axes.
         shortest: shortest period, in coordinate units, above 0.
         longest: longest period, at least `shortest`.
+        axes: coordinate axes.
+        device: where to build.
+        dtype: float32 or float64.
 
     Returns:
         `[axes, pairs]` radians per coordinate unit, `2 pi / period`.
@@ -183,12 +192,16 @@ def mixed_freqs(
         there stored as (2, depth, heads, pairs) with x first.
     """
     if head_dim < 4 or head_dim % 4:
-        raise PositionError(f"head_dim is {head_dim}; a multiple of 4 is required. Change num_heads.")
+        raise PositionError(
+            f"head_dim is {head_dim}; a multiple of 4 is required. Change num_heads."
+        )
     _check_theta(theta)
     steps = torch.arange(0, head_dim, 4, dtype=torch.float32) / head_dim
     magnitude = 1.0 / (theta**steps)
     device = None if generator is None else generator.device
-    direction = torch.rand(depth, num_heads, 1, generator=generator, device=device).cpu() * 2 * torch.pi
+    direction = (
+        torch.rand(depth, num_heads, 1, generator=generator, device=device).cpu() * 2 * torch.pi
+    )
     right_angle = direction + torch.pi / 2
     x = torch.cat([magnitude * direction.cos(), magnitude * right_angle.cos()], dim=-1)
     y = torch.cat([magnitude * direction.sin(), magnitude * right_angle.sin()], dim=-1)
@@ -224,13 +237,16 @@ def gaussian_freqs(
     return 2.0 * torch.pi * sigma * torch.randn(axes, pairs, generator=generator, device=device)
 
 
-def section_axes(sections: Sequence[int], *, order: Order, device: torch.device | None = None) -> Tensor:
+def section_axes(
+    sections: Sequence[int], *, order: Order, device: torch.device | None = None
+) -> Tensor:
     """Return which axis drives each pair of a multimodal ladder, `[pairs]` int64.
 
     Args:
         sections: pairs an axis, in axis order (t, y, x for three).
         order: "contiguous" gives each axis one run of pairs (Qwen2-VL); "interleaved" starts from the first axis
             everywhere and gives axis a the pairs a, a + axes, a + 2 axes, ... up to its count (Qwen3-VL).
+        device: where to build.
 
     Raises:
         PositionError: if a section is below 1, or interleaving cannot give an axis its count: the message says
@@ -336,7 +352,9 @@ def angles(coords: Tensor, freqs: Tensor) -> Tensor:
         )
     dtype = torch.promote_types(torch.float32, torch.promote_types(coords.dtype, freqs.dtype))
     # Elementwise, not matmul: autocast would run a matmul in bfloat16 and lose whole turns.
-    return (coords.to(dtype).unsqueeze(-1) * freqs.to(dtype).unsqueeze(-3)).sum(-2)  # [..., n, pairs]
+    return (coords.to(dtype).unsqueeze(-1) * freqs.to(dtype).unsqueeze(-3)).sum(
+        -2
+    )  # [..., n, pairs]
 
 
 def _on_axis(values: Tensor, owner: Tensor, axes: int) -> Tensor:
@@ -347,4 +365,6 @@ def _on_axis(values: Tensor, owner: Tensor, axes: int) -> Tensor:
 
 def _check_theta(theta: float) -> None:
     if not 0 < theta < math.inf:
-        raise PositionError(f"theta is {theta}; a finite ladder base above 0 is required (100 or 10000 are usual).")
+        raise PositionError(
+            f"theta is {theta}; a finite ladder base above 0 is required (100 or 10000 are usual)."
+        )

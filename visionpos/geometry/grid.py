@@ -7,9 +7,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import isqrt
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from visionpos.errors import PositionError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 Fit = Literal["exact", "floor", "pad"]
 
@@ -127,7 +130,13 @@ class Grid:
             >>> Grid(4, 6).merged(2).shape
             (1, 2, 3)
         """
-        if merge < 1 or frames < 1 or self.height % merge or self.width % merge or self.frames % frames:
+        if (
+            merge < 1
+            or frames < 1
+            or self.height % merge
+            or self.width % merge
+            or self.frames % frames
+        ):
             raise PositionError(
                 f"grid {self.shape} (t, y, x) cannot be merged by {(frames, merge, merge)}; every side must be "
                 "divisible. Choose an image size that is a multiple of patch * merge."
@@ -135,7 +144,7 @@ class Grid:
         return Grid(self.height // merge, self.width // merge, self.frames // frames)
 
 
-def _check_pair(name: str, pair_hw: tuple[int, ...]) -> None:
+def _check_pair(name: str, pair_hw: Sequence[object]) -> None:
     """Refuse a (height, width) pair that is not two positive whole numbers."""
     good = len(pair_hw) == 2 and all(isinstance(side, int) and side >= 1 for side in pair_hw)
     if not good:

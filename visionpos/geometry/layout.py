@@ -50,7 +50,9 @@ class Layout:
                 f"multiple of {2 * len(self.axis_order)}, at most head_dim, is required."
             )
         if sorted(self.axis_order) != list(range(len(self.axis_order))):
-            raise PositionError(f"axis_order is {self.axis_order}; a permutation of the axes is required.")
+            raise PositionError(
+                f"axis_order is {self.axis_order}; a permutation of the axes is required."
+            )
 
     @property
     def turned(self) -> int:
@@ -119,9 +121,9 @@ def convert(weight: Tensor, source: Layout, target: Layout) -> Tensor:
     """
     if weight.shape[0] % source.head_dim:
         raise PositionError(
-            f"weight has {weight.shape[0]} rows and head_dim is {source.head_dim}; whole heads are required. Split q, k and "
-            "v before converting."
+            f"weight has {weight.shape[0]} rows and head_dim is {source.head_dim}; whole heads are required. "
+            "Split q, k and v before converting."
         )
     order = channel_permutation(source, target).to(weight.device)
-    heads = weight.unflatten(0, (-1, source.head_dim))
+    heads: Tensor = weight.unflatten(0, (-1, source.head_dim))
     return heads.index_select(1, order).flatten(0, 1)

@@ -1,6 +1,7 @@
 """Resampling: a learned table evaluated on any grid, or at any points, by named recipes.
 
-A recipe is two small weight matrices, one for rows and one for columns: differentiable, free of token order, exportable.
+A recipe is two small weight matrices, one for rows and one for columns: differentiable, free of token order,
+exportable.
 """
 
 from __future__ import annotations
@@ -46,7 +47,9 @@ class Recipe:
     drift: float = 0.0
 
     def __post_init__(self) -> None:
-        if self.antialias and (self.sampling != "half_pixel" or self.kernel == "nearest" or self.drift):
+        if self.antialias and (
+            self.sampling != "half_pixel" or self.kernel == "nearest" or self.drift
+        ):
             raise PositionError(
                 f"antialias with kernel {self.kernel!r}, sampling {self.sampling!r} and drift {self.drift} is no "
                 "published recipe; antialiasing needs half_pixel sampling without drift. Pass antialias=False."
@@ -91,7 +94,9 @@ def recipe_of(recipe: str | Recipe) -> Recipe:
     if isinstance(recipe, Recipe):
         return recipe
     if recipe not in RECIPES:
-        raise PositionError(f"recipe is {recipe!r}; it must be a Recipe or one of {', '.join(sorted(RECIPES))}.")
+        raise PositionError(
+            f"recipe is {recipe!r}; it must be a Recipe or one of {', '.join(sorted(RECIPES))}."
+        )
     return RECIPES[recipe]
 
 
@@ -160,7 +165,8 @@ def _on_grid(cells: Tensor, source: Grid, target: Grid, recipe: Recipe) -> Tenso
     # Autocast would run these products in bfloat16.
     with torch.autocast(device_type=cells.device.type, enabled=False):
         tall = height.to(dtype) @ lattice.flatten(-2)  # [..., t, target y, source x * d]
-        wide = width.to(dtype) @ tall.unflatten(-1, lattice.shape[-2:])  # [..., t, target y, target x, d]
+        tall = tall.unflatten(-1, lattice.shape[-2:])
+        wide: Tensor = width.to(dtype) @ tall  # [..., t, target y, target x, d]
     return wide.flatten(-4, -2).to(cells.dtype)
 
 
@@ -260,7 +266,9 @@ def _tapped(place: Tensor, source: int, recipe: Recipe) -> Tensor:
     for step in steps:
         cell = first + step
         weight = _kernel((cell - place).abs(), recipe)
-        total = total + weight.unsqueeze(-1) * _at(cell.clamp(0, source - 1).long(), source, place.dtype)
+        total = total + weight.unsqueeze(-1) * _at(
+            cell.clamp(0, source - 1).long(), source, place.dtype
+        )
     return total
 
 
@@ -271,7 +279,9 @@ def _kernel(distance: Tensor, recipe: Recipe) -> Tensor:
     a = recipe.coefficient
     near = ((a + 2.0) * distance - (a + 3.0)) * distance * distance + 1.0
     far = ((a * distance - 5.0 * a) * distance + 8.0 * a) * distance - 4.0 * a
-    return torch.where(distance <= 1.0, near, torch.where(distance < 2.0, far, torch.zeros_like(far)))
+    return torch.where(
+        distance <= 1.0, near, torch.where(distance < 2.0, far, torch.zeros_like(far))
+    )
 
 
 def _at(index: Tensor, size: int, dtype: torch.dtype) -> Tensor:
@@ -287,7 +297,8 @@ def _geometric(cells: Tensor, source: int, target: float) -> Tensor:
     """
     if source % 2 == 0 or target % 2 == 0:
         raise PositionError(
-            f"geometric sampling got {source} and {target} offsets; relative tables have an odd number, 2 * window - 1. "
+            f"geometric sampling got {source} and {target} offsets; relative tables have an odd number, 2 * "
+            "window - 1. "
             "Use another recipe for tables of absolute positions."
         )
     if source == 1:
@@ -295,11 +306,15 @@ def _geometric(cells: Tensor, source: int, target: float) -> Tensor:
     half, reach = source // 2, target // 2
     ratio = _series_ratio(half, reach)
     steps = [sum(ratio**power for power in range(count)) for count in range(1, half + 1)]
-    knots = torch.tensor([-step for step in reversed(steps)] + [0.0, *steps], dtype=cells.dtype).to(cells.device)
+    knots = torch.tensor([-step for step in reversed(steps)] + [0.0, *steps], dtype=cells.dtype).to(
+        cells.device
+    )
     place = (cells - reach).clamp(knots[0], knots[-1])
     right = torch.searchsorted(knots, place.contiguous()).clamp(1, source - 1)
     share = ((place - knots[right - 1]) / (knots[right] - knots[right - 1])).unsqueeze(-1)
-    return _at(right - 1, source, cells.dtype) * (1 - share) + _at(right, source, cells.dtype) * share
+    return (
+        _at(right - 1, source, cells.dtype) * (1 - share) + _at(right, source, cells.dtype) * share
+    )
 
 
 def _series_ratio(count: int, reach: float) -> float:

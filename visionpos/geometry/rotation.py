@@ -86,7 +86,9 @@ class Rotation:
     def padded(self, prefix: int = 0, suffix: int = 0) -> Rotation:
         """Return the rotation with tokens that do not turn before and after, so that no slice or copy is needed."""
         if prefix < 0 or suffix < 0:
-            raise PositionError(f"prefix is {prefix} and suffix {suffix}; token counts of at least 0 are required.")
+            raise PositionError(
+                f"prefix is {prefix} and suffix {suffix}; token counts of at least 0 are required."
+            )
         if not prefix and not suffix:
             return self
         room = (0, 0, prefix, suffix)
@@ -117,7 +119,8 @@ class Rotation:
         if x.shape[-2] != self.n + prefix + suffix:
             raise PositionError(
                 f"x has {x.shape[-2]} tokens, the rotation {self.n} and prefix + suffix is {prefix + suffix}; "
-                "tokens must be rotation + prefix + suffix. Pass the prefix count of the model, or select() kept tokens."
+                "tokens must be rotation + prefix + suffix. Pass the prefix count of the model, or select() kept "
+                "tokens."
             )
         if x.shape[-1] < turned:
             raise PositionError(

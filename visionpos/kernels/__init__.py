@@ -1,1 +1,1 @@
-"""Fast forms of the package's arithmetic; `attention` picks among them. Nothing here is imported by `import visionpos`."""
+"""Fast forms of the package's arithmetic, among which `attention` picks."""

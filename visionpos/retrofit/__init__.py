@@ -3,6 +3,7 @@
 from visionpos.retrofit.attach import attach, attachments, detach
 from visionpos.retrofit.attachment import Attachment
 from visionpos.retrofit.describe import Part, describe, lineage
+from visionpos.retrofit.models import create, restore
 from visionpos.retrofit.optim import parameter_groups
 from visionpos.retrofit.recipes import recipe_for
 from visionpos.retrofit.resize import resize
@@ -16,6 +17,7 @@ __all__ = [
     "Part",
     "attach",
     "attachments",
+    "create",
     "describe",
     "detach",
     "dims_of",
@@ -25,6 +27,7 @@ __all__ = [
     "parameter_groups",
     "recipe_for",
     "resize",
+    "restore",
     "save",
     "spec_of_rope",
 ]

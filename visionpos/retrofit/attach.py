@@ -41,12 +41,13 @@ def attach(
 ) -> Attachment:
     """Put an encoding on a timm model, in place, and return its Attachment.
 
-    At strength 0 the model's outputs stay bit-identical. The encoding becomes the submodule `visionpos.<name>`; all other
-    state-dict keys stay as they were. Additive encodings act on patch tokens after patch_embed, rotary ones on q and k of
-    every attention after their norms; prefix tokens are left alone.
+    At strength 0 the model's outputs stay bit-identical. The encoding becomes the submodule `visionpos.<name>`; all
+    other state-dict keys stay as they were. Additive encodings act on patch tokens after patch_embed, rotary ones on
+    q and k of every attention after their norms; prefix tokens are left alone.
 
     Args:
-        model: a timm VisionTransformer or Eva, or a subclass; it may have been wrapped by FSDP or compiled later, not before.
+        model: a timm VisionTransformer or Eva, or a subclass; it may have been wrapped by FSDP or compiled later, not
+            before.
         spec: what to attach.
         strength: 0 to 1 (any finite number is taken): scales angles, or the added vectors.
         learn_strength: make the strength a parameter that starts at `strength`.
@@ -54,8 +55,8 @@ def attach(
         generator: source of training-time coordinate draws; torch's default when None.
 
     Raises:
-        PositionError: if the class has no row, the sizes do not fit, the name is taken, or the pairing differs from that of
-            the model's own rotary encoding.
+        PositionError: if the class has no row, the sizes do not fit, the name is taken, or the pairing differs from
+            that of the model's own rotary encoding.
 
     Example:
         >>> import timm, visionpos as vp
@@ -97,7 +98,9 @@ def detach(model: nn.Module, name: str | None = None) -> None:
     """
     present = attachments(model)
     if name is not None and name not in present:
-        raise PositionError(f"name {name!r} is not attached; attached are {', '.join(present) or 'none'}.")
+        raise PositionError(
+            f"name {name!r} is not attached; attached are {', '.join(present) or 'none'}."
+        )
     if not present:
         raise PositionError("model has no attachment; attach one first.")
     for key in list(present) if name is None else [name]:
@@ -128,13 +131,15 @@ def _check(model: Any, spec: EncodingSpec, encoding: Additive | Rotary, ports: l
     own = own_pairing(model)
     if own is not None and own != encoding.pairing:
         raise PositionError(
-            f"pairing {encoding.pairing!r} differs from the model's own {own!r}; two rotations in different planes are no "
+            f"pairing {encoding.pairing!r} differs from the model's own {own!r}; two rotations in different "
+            "planes are no "
             f"function of distance. Use pairing={own!r}."
         )
     for port in ports:
         if encoding.layerwise and port.key_heads != port.heads:
             raise PositionError(
-                f"{port.path} has {port.heads} query heads and {port.key_heads} key heads; an encoding with frequencies a "
+                f"{port.path} has {port.heads} query heads and {port.key_heads} key heads; an encoding with "
+                "frequencies a "
                 "head cannot turn grouped queries. Use AxialRopeSpec."
             )
 

@@ -1,8 +1,8 @@
 """Attachment: one encoding on a model, and the small hooks through which it acts.
 
-State belongs to the call: the patch embedding opens a Call, each block finds the Call of its input tensor, q and k are turned
-by that Call's rotation. Recomputation under checkpointing passes the same input tensor and so finds the same Call. Hooks hold
-the Attachment, a submodule of the model, so that deepcopy and pickle carry the pair along.
+State belongs to the call: the patch embedding opens a Call, each block finds the Call of its input tensor, q and k
+are turned by that Call's rotation. Recomputation under checkpointing passes the same input tensor and so finds the
+same Call. Hooks hold the Attachment, a submodule of the model, so that deepcopy and pickle carry the pair along.
 """
 
 from __future__ import annotations
@@ -114,7 +114,9 @@ class Attachment(nn.Module):
         coords = None
         if isinstance(self.encoding, Rotary):
             scope = self.encoding.coords.scope if self.training else "forward"
-            draws = {"forward": None, "block": self.encoding.dims.depth, "sample": like.shape[0]}[scope]
+            draws = {"forward": None, "block": self.encoding.dims.depth, "sample": like.shape[0]}[
+                scope
+            ]
             coords = self.encoding.points(
                 grid, device=like.device, generator=self.relay.generator, draws=draws
             )
@@ -125,7 +127,9 @@ class Attachment(nn.Module):
         if call.rotation is not None:
             return call.rotation
         if not isinstance(self.encoding, Rotary) or call.coords is None:
-            raise PositionError(f"encoding {type(self.encoding).__name__} gives no rotation; attach a rotary spec.")
+            raise PositionError(
+                f"encoding {type(self.encoding).__name__} gives no rotation; attach a rotary spec."
+            )
         per_block = self.training and self.encoding.coords.scope == "block" and call.coords.ndim > 2
         coords = call.coords[layer] if per_block else call.coords
         turns = self.encoding.angles(coords, layer)  # [(b,) (heads,) n, pairs]
@@ -145,9 +149,10 @@ class Attachment(nn.Module):
         """Return patch tokens `[b, n, d]` or `[b, y, x, d]` with the encoding's vectors added."""
         if not isinstance(self.encoding, Additive):
             return tokens
-        rows = self.encoding(grid, device=tokens.device)
+        rows: Tensor = self.encoding(grid, device=tokens.device)
         rows = rows if tokens.ndim == 3 else rows.unflatten(0, tokens.shape[1:3])
-        return tokens + (rows * self.strength).to(tokens.dtype)
+        moved: Tensor = tokens + (rows * self.strength).to(tokens.dtype)
+        return moved
 
 
 class GridHook:
@@ -157,6 +162,7 @@ class GridHook:
         self.owner = owner
 
     def __call__(self, module: Any, args: tuple[Tensor, ...], output: Tensor) -> Tensor | None:
+        """Return the patch tokens with the encoding added, or None to leave them."""
         if self.owner.idle:
             return None
         grid = Grid(*module.dynamic_feat_size(args[0].shape[-2:]))
@@ -172,7 +178,8 @@ class DropHook:
     def __init__(self, owner: Attachment) -> None:
         self.owner = owner
 
-    def __call__(self, module: Any, args: tuple[Tensor, ...], output: Any) -> None:
+    def __call__(self, module: Any, args: tuple[Tensor, ...], output: Any) -> None:  # noqa: ARG002 (torch's signature)
+        """Record `output[1]`, the kept indices."""
         call = self.owner.relay.call
         if not self.owner.idle and call is not None:
             call.kept = output[1]
@@ -186,11 +193,10 @@ class BlockHooks:
         self.tag = f"_visionpos_{name}"
         self.relay = _BlockRelay()
 
-    def enter(self, module: Any, args: tuple[Any, ...]) -> None:
-        """Find the call and form this layer's rotation. Registered as a forward pre-hook."""
+    def enter(self, x: Tensor) -> None:
+        """Find the call of the block's input and form this layer's rotation."""
         if self.owner.idle:
             return
-        x = args[0]
         call = self.owner.relay.call if torch.compiler.is_compiling() else self._call_of(x)
         if call is None:
             raise PositionError(
@@ -199,7 +205,8 @@ class BlockHooks:
         prefix = x.shape[1] - call.tokens
         if prefix < 0:
             raise PositionError(
-                f"block {self.layer} got {x.shape[1]} tokens for a grid of {call.tokens}; tokens were dropped or merged "
+                f"block {self.layer} got {x.shape[1]} tokens for a grid of {call.tokens}; tokens were dropped or "
+                "merged "
                 "between patch_embed and the block. Use patch_drop_rate, whose kept indices are followed."
             )
         self.relay.rotation = self.owner.rotation(call, self.layer, prefix)
@@ -207,12 +214,12 @@ class BlockHooks:
         if not torch.compiler.is_compiling():
             setattr(x, self.tag, call)
 
-    def leave(self, module: Any, args: tuple[Any, ...], output: Any) -> None:
-        """Tag the output with the call, so that a checkpointed run of several blocks finds it. A forward hook."""
+    def leave(self, x: Tensor, output: Any) -> None:
+        """Tag the output with the call, so that a checkpointed run of several blocks finds it."""
         self.relay.rotation = None
         if self.owner.idle or torch.compiler.is_compiling():
             return
-        call = getattr(args[0], self.tag, None)
+        call = getattr(x, self.tag, None)
         if call is not None and isinstance(output, torch.Tensor):
             setattr(output, self.tag, call)
 
@@ -250,8 +257,9 @@ class EnterHook:
     def __init__(self, block: BlockHooks) -> None:
         self.block, self.owner = block, block.owner
 
-    def __call__(self, module: Any, args: tuple[Any, ...]) -> None:
-        self.block.enter(module, args)
+    def __call__(self, module: Any, args: tuple[Any, ...]) -> None:  # noqa: ARG002 (torch's signature)
+        """Prepare the block for its input."""
+        self.block.enter(args[0])
 
 
 class LeaveHook:
@@ -260,8 +268,9 @@ class LeaveHook:
     def __init__(self, block: BlockHooks) -> None:
         self.block, self.owner = block, block.owner
 
-    def __call__(self, module: Any, args: tuple[Any, ...], output: Any) -> None:
-        self.block.leave(module, args, output)
+    def __call__(self, module: Any, args: tuple[Any, ...], output: Any) -> None:  # noqa: ARG002 (torch's signature)
+        """Hand the call on with the block's output."""
+        self.block.leave(args[0], output)
 
 
 class TurnHook:
@@ -270,11 +279,19 @@ class TurnHook:
     def __init__(self, block: BlockHooks, seams: PortSeams) -> None:
         self.block, self.owner, self.layout = block, block.owner, seams.layout
 
-    def __call__(self, module: Any, args: tuple[Tensor, ...], output: Tensor) -> Tensor | None:
+    def __call__(  # torch's signature
+        self,
+        module: Any,  # noqa: ARG002
+        args: tuple[Tensor, ...],  # noqa: ARG002
+        output: Tensor,
+    ) -> Tensor | None:
+        """Return q or k turned, or None to leave it."""
         if self.owner.idle:
             return None
         relay = self.block.relay
-        if relay.rotation is None or (not torch.compiler.is_compiling() and relay.task != graph_task()):
+        if relay.rotation is None or (
+            not torch.compiler.is_compiling() and relay.task != graph_task()
+        ):
             raise PositionError(
                 f"attention of block {self.block.layer} ran without its block, so the grid of this call is unknown. "
                 "Checkpoint blocks by calling them: checkpoint(block, x, use_reentrant=False), not block.forward."
@@ -307,5 +324,7 @@ def graph_task() -> int:
 def _checked(strength: float) -> float:
     value = float(strength)
     if not torch.isfinite(torch.tensor(value)):
-        raise PositionError(f"strength is {strength}; a finite number is required, 0 for none and 1 for full.")
+        raise PositionError(
+            f"strength is {strength}; a finite number is required, 0 for none and 1 for full."
+        )
     return value

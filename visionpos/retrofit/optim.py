@@ -19,8 +19,8 @@ def parameter_groups(
 ) -> list[dict[str, Any]]:
     """Return optimizer groups in which no position parameter decays.
 
-    Tables, rotary frequencies and strengths are kept out of weight decay. Under layer decay, attached encodings train at the full
-    rate: they are new, and act in every layer.
+    Tables, rotary frequencies and strengths are kept out of weight decay. Under layer decay, attached encodings train
+    at the full rate: they are new, and act in every layer.
 
     Args:
         model: a timm model, attached or not.
@@ -35,7 +35,8 @@ def parameter_groups(
     """
     if weight_decay < 0 or (layer_decay is not None and not 0 < layer_decay <= 1):
         raise PositionError(
-            f"weight_decay is {weight_decay} and layer_decay {layer_decay}; at least 0, and in (0, 1] or None, are required."
+            f"weight_decay is {weight_decay} and layer_decay {layer_decay}; at least 0, and in (0, 1] or None, "
+            "are required."
         )
     whole: Any = model
     still = set(whole.no_weight_decay()) if hasattr(whole, "no_weight_decay") else set()
@@ -55,7 +56,12 @@ def parameter_groups(
 
 def _full_rate(model: nn.Module, groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return the groups with attached parameters in one of their own, at rate 1 and without decay."""
-    new = [weight for part in attachments(model).values() for weight in part.parameters() if weight.requires_grad]
+    new = [
+        weight
+        for part in attachments(model).values()
+        for weight in part.parameters()
+        if weight.requires_grad
+    ]
     ids = {id(weight) for weight in new}
     for group in groups:
         group["params"] = [weight for weight in group["params"] if id(weight) not in ids]

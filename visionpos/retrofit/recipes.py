@@ -31,7 +31,9 @@ def recipe_for(model: Any) -> tuple[str, str]:
 @lru_cache(maxsize=1)
 def _patterns() -> tuple[tuple[str, str], ...]:
     """Return (pattern, recipe) rows of the shipped table, checked."""
-    data = read_yaml(shipped("retrofit")["recipes"].read_text(encoding="utf-8"), source="recipes.yaml")
+    data = read_yaml(
+        shipped("retrofit")["recipes"].read_text(encoding="utf-8"), source="recipes.yaml"
+    )
     rows = tuple((str(row["match"]), str(row["recipe"])) for row in data["recipes"])
     for _, recipe in rows:
         recipe_of(recipe)

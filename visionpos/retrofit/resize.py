@@ -58,20 +58,24 @@ def resize(
 ) -> None:
     """Move a model to a new image size, in place.
 
-    The learned table is evaluated on the new grid by the checkpoint's recipe, always from the table that was trained: there and
-    back is exact. Its Parameter object stays the same. The model's own rotary encoding, and every attached encoding, serve the
-    new grid.
+    The learned table is evaluated on the new grid by the checkpoint's recipe, always from the table that was trained:
+    there and back is exact. Its Parameter object stays the same. The model's own rotary encoding, and every attached
+    encoding, serve the new grid.
 
     Args:
         model: a timm VisionTransformer or Eva, or a subclass.
         size_hw: new image (height, width) in pixels, multiples of the patch.
-        recipe: how the table is resampled; the recipe of the source that wrote the weights when None (see `recipe_for`).
-        extent: what the new size means to rotary encodings: "trained" is the same view with more tokens (coordinates keep
-            their span), "index" a wider view at the same scale (coordinates run on); None keeps each encoding's habit.
-        optimizer: holds the table's Parameter; its moments are resampled like the table (and kept above 0 where they were).
+        recipe: how the table is resampled; the recipe of the source that wrote the weights when None (see
+            `recipe_for`).
+        extent: what the new size means to rotary encodings: "trained" is the same view with more tokens (coordinates
+            keep their span), "index" a wider view at the same scale (coordinates run on); None keeps each encoding's
+            habit.
+        optimizer: holds the table's Parameter; its moments are resampled like the table (and kept above 0 where they
+            were).
 
     Raises:
-        PositionError: if the size is not divisible, the table does not belong to the model's grid, or an extent cannot be given.
+        PositionError: if the size is not divisible, the table does not belong to the model's grid, or an extent
+            cannot be given.
 
     Example:
         >>> import timm
@@ -83,7 +87,7 @@ def resize(
     whole: Any = model
     row = row_of(whole)
     source = grid_of(whole)
-    target = _target_grid(getattr(whole, row.patch_embed), size_hw)
+    target = target_grid(getattr(whole, row.patch_embed), size_hw)
     if extent not in (None, "trained", "index"):
         raise PositionError(f"extent is {extent!r}; it must be 'trained', 'index' or None.")
     if extent is not None and own_rope(whole) is not None and spec_of_rope(own_rope(whole)) is None:
@@ -112,7 +116,12 @@ def table_record(model: nn.Module) -> TableRecord | None:
     return record
 
 
-def _target_grid(patch: Any, size_hw: tuple[int, int]) -> Grid:
+def remember(model: Any, record: TableRecord) -> None:
+    """Keep with the model where its table came from; the record follows deepcopy and pickle, not the state dict."""
+    object.__setattr__(model, _RECORD, record)
+
+
+def target_grid(patch: Any, size_hw: tuple[int, int]) -> Grid:
     """Return the grid of the new size, refusing sides that the patch embedding would silently crop."""
     step_hw = tuple(int(step) for step in patch.feat_ratio(as_scalar=False))
     try:
@@ -120,7 +129,8 @@ def _target_grid(patch: Any, size_hw: tuple[int, int]) -> Grid:
         return Grid.of_image((sides[0], sides[1]), (step_hw[0], step_hw[1]))
     except (PositionError, IndexError, TypeError, ValueError):
         raise PositionError(
-            f"size_hw {size_hw!r} is not divisible into patches of {step_hw} pixels; (height, width) must be positive multiples "
+            f"size_hw {size_hw!r} is not divisible into patches of {step_hw} pixels; (height, width) must be "
+            "positive multiples "
             "of the patch. timm would crop the rest in silence: resize or pad the images instead."
         ) from None
 
@@ -146,7 +156,7 @@ def _keep_parameter(model: Any, name: str, table: nn.Parameter, record: TableRec
     table.data = record.resized.to(table.dtype).clone()
     table.grad = None
     setattr(model, name, table)
-    object.__setattr__(model, _RECORD, record)
+    remember(model, record)
 
 
 def _move_moments(

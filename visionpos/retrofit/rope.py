@@ -1,5 +1,6 @@
-"""The model's own rotary encoding, read as a Spec of this package, and the module that replaces it where timm's own cannot
-keep the wanted extent at a new size.
+"""The model's own rotary encoding, read as a Spec of this package.
+
+And the module that replaces it where timm's own cannot keep the wanted extent at a new size.
 """
 
 from __future__ import annotations
@@ -51,8 +52,7 @@ def spec_of_rope(rope: Any) -> RopeSpec | None:
     RotaryEmbeddingMixed. Pixel bands and timm's M-RoPE are left to timm.
     """
     if isinstance(rope, GridRope):
-        spec: RopeSpec = rope.rotary.spec
-        return spec
+        return rope.spec
     if isinstance(rope, RotaryEmbeddingMixed):
         return MixedRopeSpec(theta=float(rope.temperature), coords=_moves(CoordSpec(), rope))
     if isinstance(rope, RotaryEmbeddingDinoV3):
@@ -64,7 +64,9 @@ def spec_of_rope(rope: Any) -> RopeSpec | None:
 
 def _cat_spec(rope: Any) -> AxialRopeSpec:
     """Return the Spec of timm's concatenated axial rotary encoding."""
-    trained = None if rope.ref_feat_shape is None else tuple(int(side) for side in rope.ref_feat_shape)
+    trained = (
+        None if rope.ref_feat_shape is None else tuple(int(side) for side in rope.ref_feat_shape)
+    )
     coords = CoordSpec(
         offset=float(rope.grid_offset),
         extent="trained" if trained else None,
@@ -96,9 +98,12 @@ def _dinov3_spec(rope: Any) -> AxialRopeSpec:
 
 def _moves(coords: CoordSpec, rope: Any) -> CoordSpec:
     """Return the coordinates with timm's training-time augmentation (absent before timm 1.0.31)."""
-    names = ("shift", "jitter", "rescale")
-    found = {name: getattr(rope, f"{name}_coords", None) for name in names}
-    return dataclasses.replace(coords, **found)
+    return dataclasses.replace(
+        coords,
+        shift=getattr(rope, "shift_coords", None),
+        jitter=getattr(rope, "jitter_coords", None),
+        rescale=getattr(rope, "rescale_coords", None),
+    )
 
 
 class GridRope(nn.Module):
@@ -115,7 +120,7 @@ class GridRope(nn.Module):
         super().__init__()
         self.spec = spec
         self.freqs = rope.freqs if isinstance(spec, MixedRopeSpec) else None
-        self.axial = AxialRope(spec, dims) if isinstance(spec, AxialRopeSpec) else None
+        self.axial = AxialRope(spec if isinstance(spec, AxialRopeSpec) else AxialRopeSpec(), dims)
         fixed = getattr(rope, "feat_shape", None) is not None
         self.feat_shape: tuple[int, int] | None = (grid.height, grid.width) if fixed else None
         # Empty: it only follows the model from device to device.
@@ -138,14 +143,16 @@ class GridRope(nn.Module):
         """Return timm's table `[n, 2 head_dim]`, or `[depth, heads, n, 2 head_dim]` for mixed: sines, then cosines."""
         sides = self.feat_shape if shape is None else shape
         if sides is None:
-            raise PositionError("shape is None and the model has no fixed grid; pass (height, width).")
+            raise PositionError(
+                "shape is None and the model has no fixed grid; pass (height, width)."
+            )
         coords = coordinates(Grid(*sides), self.spec.coords, device=self.anchor.device)
         coords = augment(coords, self.spec.coords) if self.training else coords
-        if self.axial is not None:
-            turns = self.axial.angles(coords)
-        else:
+        if self.freqs is not None:
             turns = angles(coords, MixedRope.from_timm(self.freqs))
-            dtype = self.freqs.dtype if dtype is None and self.freqs is not None else dtype
+            dtype = self.freqs.dtype if dtype is None else dtype
+        else:
+            turns = self.axial.angles(coords)
         cos, sin = Rotation.of(turns, self.spec.pairing).full_width()
         table = torch.cat([sin, cos], dim=-1)
         return table if dtype is None else table.to(dtype)
@@ -169,7 +176,8 @@ def set_extent(model: Any, extent: Extent, source: Grid, target: Grid) -> None:
         return
     if spec is None:
         raise PositionError(
-            f"extent {extent!r} cannot be given to a {type(rope).__name__}; its coordinates are timm's own. Leave extent=None."
+            f"extent {extent!r} cannot be given to a {type(rope).__name__}; its coordinates are timm's own. Leave "
+            "extent=None."
         )
     coords = with_extent(spec.coords, extent, source)
     if coords != spec.coords:

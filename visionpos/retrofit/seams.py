@@ -1,5 +1,6 @@
-"""The seam table: for a model class, where its grid, tables, rotary encoding, blocks and patch dropout are; for an attention
-class, where q and k pass after their norms. Everything that attaches, resizes or describes reads these rows.
+"""The seam table: for a model class, where its grid, tables, rotary encoding, blocks and patch dropout are.
+
+For an attention class, where q and k pass after their norms. Whatever attaches, resizes or describes reads these rows.
 """
 
 from __future__ import annotations
@@ -78,7 +79,10 @@ class Port:
     @property
     def key_heads(self) -> int:
         """Return the key heads that pass the port."""
-        return int(getattr(self.holder, "num_kv_heads", self.holder.num_heads)) * self.seams.heads_factor
+        return (
+            int(getattr(self.holder, "num_kv_heads", self.holder.num_heads))
+            * self.seams.heads_factor
+        )
 
     @property
     def head_dim(self) -> int:
@@ -116,7 +120,8 @@ def grid_of(model: Any) -> Grid:
     patch = getattr(model, row_of(model).patch_embed)
     if patch.grid_size is None:
         raise PositionError(
-            "model has no grid: its patch_embed.img_size is None; a table cannot be placed without one. Create the model "
+            "model has no grid: its patch_embed.img_size is None; a table cannot be placed without one. Create "
+            "the model "
             "with img_size=."
         )
     return Grid(*(int(side) for side in patch.grid_size))

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from visionpos import checkpoint
 from visionpos.errors import PositionError
+from visionpos.geometry import Grid
+from visionpos.retrofit.attach import attachments
 from visionpos.retrofit.describe import lineage
+from visionpos.retrofit.resize import TableRecord, remember, table_record
+from visionpos.retrofit.seams import grid_of, row_of
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from torch import nn
+    from torch import Tensor, nn
+
+_SOURCE = "visionpos_source.table"
 
 
 def save(model: nn.Module, path: str | Path, *, source: str = "") -> None:
@@ -25,21 +31,29 @@ def save(model: nn.Module, path: str | Path, *, source: str = "") -> None:
     Raises:
         PositionError: if the file cannot be written.
     """
-    checkpoint.save(path, model.state_dict(), lineage(model, source=source))
+    tensors = dict(model.state_dict())
+    record = table_record(model)
+    if record is not None:
+        tensors[_SOURCE] = record.source
+    checkpoint.save(path, tensors, lineage(model, source=source))
 
 
 def load(model: nn.Module, path: str | Path) -> checkpoint.Lineage:
     """Read a file written by `save` into a model of the same lineage, and return the lineage.
+
+    Constant strengths are set to the file's. A table that was resized brings the table it was resized from, so that the
+    next resize starts from there.
 
     Args:
         model: with the same encodings attached and the same image size.
         path: file to read.
 
     Raises:
-        PositionError: if the lineages differ (naming every field), or tensors are missing, unknown or of another shape; the
-            model is then unchanged.
+        PositionError: if the lineages differ (naming every field), or tensors are missing, unknown or of another
+            shape; the model is then unchanged.
     """
     tensors, found = checkpoint.load(path)
+    source = tensors.pop(_SOURCE, None)
     checkpoint.check(found, lineage(model), path=path)
     wanted = model.state_dict()
     faults = [f"{name} is missing" for name in wanted if name not in tensors]
@@ -50,6 +64,27 @@ def load(model: nn.Module, path: str | Path) -> checkpoint.Lineage:
         if name in tensors and tensors[name].shape != wanted[name].shape
     ]
     if faults:
-        raise PositionError(f"path {path} does not fit this model: {'; '.join(faults)}. Build the model that wrote it.")
+        raise PositionError(
+            f"path {path} does not fit this model: {'; '.join(faults)}. Build the model that wrote it."
+        )
     model.load_state_dict(tensors)
+    for name, part in attachments(model).items():
+        if "strength" in found.encodings[name]:
+            part.set_strength(float(found.encodings[name]["strength"]))
+    if source is not None:
+        _recall(model, source, found)
     return found
+
+
+def _recall(model: Any, source: Tensor, found: checkpoint.Lineage) -> None:
+    """Remember the table that the loaded one was resized from."""
+    name = row_of(model).table
+    table, entry = getattr(model, name), found.tables[name]
+    record = TableRecord(
+        source=source,
+        source_grid=Grid(*entry["source_grid_hw"]),
+        grid=grid_of(model),
+        recipe=entry["recipe"],
+        resized=table.detach().clone(),
+    )
+    remember(model, record)

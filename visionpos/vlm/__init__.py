@@ -1,7 +1,8 @@
 """The VLM line: media sizes become a plan, a token stream, position ids and a rotation."""
 
-from visionpos.vlm.families import Family, family, family_names
+from visionpos.vlm.families import Family, family
 from visionpos.vlm.ids import PositionIds, ids_from_tokens, stream_ids
+from visionpos.vlm.loading import family_names
 from visionpos.vlm.resize import smart_resize
 from visionpos.vlm.rules import Delta, PerSecond, Rule
 from visionpos.vlm.segments import Audio, Image, Special, Text, Video

@@ -7,27 +7,25 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from math import floor
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from visionpos import config
-from visionpos.errors import ConfigError, PositionError
+from visionpos.errors import PositionError
 from visionpos.geometry import Rotation, angles, section_freqs
-from visionpos.vlm.grammar import FamilySpec, LanguageSpec, VideoSpec, family_spec
+from visionpos.vlm.grammar import FamilySpec, LanguageSpec, VideoSpec
 from visionpos.vlm.ids import PositionIds, ids_from_tokens, stream_ids
+from visionpos.vlm.inputs import Grids
 from visionpos.vlm.instants import Seconds
+from visionpos.vlm.loading import VENDOR, family_spec, resolve
 from visionpos.vlm.segments import Audio, Image, Segment, Special, Text, Video
 from visionpos.vlm.serialize import image_runs, tokenised, video_runs, words
 from visionpos.vlm.stream import AUDIO, Marker, Run, TokenStream, Words
-from visionpos.vlm.tiling import Plan, image_plan, video_plan
+from visionpos.vlm.tiling import Plan, image_plan, sampled_frames, video_plan
 from visionpos.vlm.tokens import Tokenizer
-from visionpos.vlm.units import Grids
 
 Accuracy = Literal["reference", "exact"]
-VENDOR = "vendor"  # what a family's file says before any dialect is laid on it
 EXACT_BEYOND = 2**17  # float32 angles lose more than 0.01 rad from here on
 
 
@@ -74,7 +72,9 @@ class Family:
         except PositionError as error:
             raise PositionError(f"{self.name}: {error}") from None
 
-    def stream(self, segments: Iterable[Segment], tokenizer: Tokenizer | None = None) -> TokenStream:
+    def stream(
+        self, segments: Iterable[Segment], tokenizer: Tokenizer | None = None
+    ) -> TokenStream:
         """Return the token stream of a prompt.
 
         Args:
@@ -135,7 +135,8 @@ class Family:
             image_grids: `[images, 3]` frames, height, width in patches, in reading order over the batch.
             video_grids: `[videos, 3]` the same for clips.
             attention_mask: like input_ids, 0 for padding on either side.
-            seconds_per_grid: temporal patch / sampled fps, one number or one a clip; needed by rules that count seconds.
+            seconds_per_grid: temporal patch / sampled fps, one number or one a clip; a rule that counts seconds
+                needs it.
 
         Returns:
             `ids [axes, n]` or `[axes, b, n]` int64, `next_position` and `delta` `[]` or `[b]`.
@@ -146,7 +147,8 @@ class Family:
         if (modality == AUDIO).any():
             row = int((modality == AUDIO).reshape(-1, modality.shape[-1]).any(-1).int().argmax())
             raise PositionError(
-                f"modality is {AUDIO} (audio) in row {row}; {self.name} takes no audio. Type those tokens 0 if they are text."
+                f"modality is {AUDIO} (audio) in row {row}; {self.name} takes no audio. "
+                "Type those tokens 0 if they are text."
             )
         return ids_from_tokens(
             input_ids,
@@ -156,8 +158,7 @@ class Family:
             attention_mask,
             seconds_per_grid,
             rule=self.spec.rule,
-            merge=self.spec.grid.merge,
-            video_merge=None if self.spec.video is None else self.spec.video.grid.merge,
+            merge=(self.spec.grid.merge, (self.spec.video or self.spec).grid.merge),
         )
 
     @property
@@ -214,24 +215,10 @@ class Family:
             >>> family("qwen2_vl").frame_count(total_frames=300, source_fps=30.0)
             20
         """
-        sample = self._video().sample
-        if sample is None:
-            raise PositionError(f"{self.name} has no rule for sampling frames. Choose the frames yourself.")
-        if total_frames < 1 or not 0 < source_fps < float("inf"):
-            raise PositionError(
-                f"total_frames is {total_frames} and source_fps {source_fps}; at least 1 frame and a finite fps above "
-                "0 are required. Read both from the decoded clip."
-            )
-        least = -(-sample.at_least // sample.multiple) * sample.multiple
-        most = min(sample.at_most, total_frames) // sample.multiple * sample.multiple
-        wanted = min(max(total_frames / source_fps * sample.fps, least), most, total_frames)
-        count = floor(wanted / sample.multiple) * sample.multiple
-        if count < sample.multiple:
-            raise PositionError(
-                f"{self.name}: total_frames is {total_frames}; at least {sample.multiple} are required. "
-                "Repeat the frame, or pass it as an Image."
-            )
-        return count
+        try:
+            return sampled_frames(self._video(), total_frames, source_fps)
+        except PositionError as error:
+            raise PositionError(f"{self.name}: {error}") from None
 
     def _runs(self, segment: Segment, number: int) -> list[Run]:
         """Return the runs of one segment."""
@@ -258,7 +245,9 @@ class Family:
 
     def _language(self) -> LanguageSpec:
         if self.spec.language is None:
-            raise PositionError(f"{self.name} has no rotary layout in its data. Add `language:` by overlay.")
+            raise PositionError(
+                f"{self.name} has no rotary layout in its data. Add `language:` by overlay."
+            )
         return self.spec.language
 
     def _frequencies(self, dtype: torch.dtype) -> Tensor:
@@ -280,16 +269,6 @@ def _text_run(text: Text, number: int) -> Words:
     return Words(segment=number, text=text.text, count=text.tokens, token_ids=ids)
 
 
-def family_names() -> tuple[str, ...]:
-    """Return the names of the families that come with the package, sorted.
-
-    Example:
-        >>> family_names()
-        ('qwen2_5_vl', 'qwen2_vl', 'qwen3_vl')
-    """
-    return tuple(config.shipped("vlm"))
-
-
 def family(
     name: str,
     dialect: str | None = None,
@@ -300,49 +279,24 @@ def family(
 
     Args:
         name: one of `family_names()`.
-        dialect: whose rules to follow where popular sources differ; "vendor", the source that wrote the weights, by
-            default.
+        dialect: whose rules to follow where popular sources differ; by default "vendor", the source that wrote the
+            weights.
         variant: a named variant, if the family has any.
-        overlay: your own changes in the family's grammar, laid on last: `{"rule": {"frame_step": {"per_second": 4}}}`.
+        overlay: your own changes in the family's grammar, laid on last, such as `{"grid": {"patch": 16}}`.
 
     Raises:
-        ConfigError: if name, dialect or variant is unknown (the message lists the known ones), or a key of the overlay is.
+        ConfigError: if name, dialect or variant is unknown (the message lists the known ones), or a key of the data is.
 
     Example:
         >>> family("qwen3_vl").dialects
         ('vendor', 'qwen_vl_utils', 'transformers')
     """
-    data = _load(name, ())
-    variants = data.pop("variants", {})
-    _check_known("variant", variant, variants, name)
-    data = config.overlay(data, variants.get(variant, {}))
-    overlays = {VENDOR: {}, **dict(sorted(data.pop("dialects", {}).items()))}
-    dialect = VENDOR if dialect is None else dialect
-    _check_known("dialect", dialect, overlays, name)
-    data = config.overlay(config.overlay(data, overlays[dialect]), overlay or {})
+    found = resolve(name, dialect or VENDOR, variant, overlay or {})
     return Family(
         name=name,
-        dialect=dialect,
+        dialect=dialect or VENDOR,
         variant=variant,
-        dialects=tuple(overlays),
-        variants=tuple(variants),
-        spec=family_spec(data, source=f"configs/vlm/{name}.yaml"),
+        dialects=found.dialects,
+        variants=found.variants,
+        spec=family_spec(found.data, source=f"configs/vlm/{name}.yaml"),
     )
-
-
-def _load(name: str, seen: tuple[str, ...]) -> dict[str, Any]:
-    """Return the data of a family, laid on what it is like."""
-    files = config.shipped("vlm")
-    if name not in files:
-        raise ConfigError(f"family {name!r} is unknown; it must be one of {', '.join(files)}.")
-    if name in seen:
-        raise ConfigError(f"family {name!r} is like itself ({' -> '.join(seen)}); break the circle.")
-    data = config.read_yaml(files[name].read_text(encoding="utf-8"), source=f"configs/vlm/{name}.yaml")
-    like = data.pop("like", None)
-    return data if like is None else config.overlay(_load(like, (*seen, name)), data)
-
-
-def _check_known(what: str, value: str | None, known: Mapping[str, Any], name: str) -> None:
-    if value is not None and value not in known:
-        listed = ", ".join(known) or "none"
-        raise ConfigError(f"{what} {value!r} of {name} is unknown; known: {listed}.")

@@ -1,24 +1,19 @@
 """The grammar of a family: what its YAML may say, as frozen specs.
 
-A mapping enters, resolved from `like`, variant, dialect and overlay; a `FamilySpec` leaves. Unknown keys are refused by
-name. A family that needs something new adds a kind here that any family could use.
+Data enters through `loading.py`, where unknown keys are refused by name; a `FamilySpec` leaves. A family that needs
+something new adds a kind here that any family could use.
 """
 
 from __future__ import annotations
 
-import keyword
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from string import Formatter
 from typing import Any, ClassVar, Literal
 
-from visionpos import config
 from visionpos.errors import ConfigError
 from visionpos.vlm.instants import Instant
-from visionpos.vlm.resize import STEPS, Step
+from visionpos.vlm.resize import Step
 from visionpos.vlm.rules import Rule
-
-Data = dict[str, Any]
 
 TEXT_FIELDS = ("seconds",)  # what a written marker may name
 
@@ -251,55 +246,3 @@ class FamilySpec:
     rule: Rule
     video: VideoSpec | None = None
     language: LanguageSpec | None = None
-
-
-def family_spec(data: Mapping[str, Any], *, source: str) -> FamilySpec:
-    """Return the spec that resolved data describes.
-
-    Args:
-        data: a family's mapping, with `like`, variants and dialects already laid on it.
-        source: file name for error messages.
-
-    Raises:
-        ConfigError: naming the key that is unknown, missing or out of range.
-    """
-    filled = dict(data)
-    if isinstance(filled.get("video"), Mapping):
-        # What a clip does not say for itself it takes from the family.
-        inherited = {"grid": filled.get("grid", {}), "cell": filled.get("cell")}
-        filled["video"] = config.overlay(inherited, filled["video"])
-    return config.parse(FamilySpec, _read(filled, {}, source), source=source)
-
-
-def _read(value: Any, names: Mapping[str, int], source: str) -> Any:
-    """Return data with sizes as steps, names of numbers as numbers, and keys that Python accepts."""
-    if isinstance(value, Mapping):
-        names = _named_numbers(value, names)
-        return {
-            f"{key}_" if keyword.iskeyword(key) else key: (
-                [_step(step, names, f"{source}: size") for step in item]
-                if key == "size" and isinstance(item, list)
-                else _read(item, names, source)
-            )
-            for key, item in value.items()
-        }
-    return [_read(item, names, source) for item in value] if isinstance(value, list) else value
-
-
-def _named_numbers(value: Mapping[str, Any], names: Mapping[str, int]) -> Mapping[str, int]:
-    """Return the names that numbers may be given by inside `value`: factor = patch * merge."""
-    grid = value.get("grid")
-    if isinstance(grid, Mapping) and isinstance(grid.get("patch"), int):
-        return {**names, "factor": grid["patch"] * grid.get("merge", 1)}
-    return names
-
-
-def _step(data: Any, names: Mapping[str, int], source: str) -> Step:
-    """Return one size step."""
-    kind = data.get("kind") if isinstance(data, Mapping) else None
-    if kind not in STEPS:
-        raise ConfigError(f"{source}: kind is {kind!r}; it must be one of {', '.join(STEPS)}.")
-    numbers = {
-        key: names.get(item, item) if isinstance(item, str) else item for key, item in data.items()
-    }
-    return config.parse(STEPS[kind], numbers, source=f"{source} step {kind!r}")

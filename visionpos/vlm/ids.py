@@ -1,35 +1,23 @@
 """Position ids: where every token of a prompt stands, as pure functions of the prompt and a rule.
 
-A stream, or token tensors with their grids, enter; ids leave. No model object, no state, no loop over tokens, and no row
-that depends on its neighbours.
+A stream, or token tensors with their grids, enter; ids leave. No model object, no state, no loop over tokens, and no
+row that depends on its neighbours.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from visionpos.errors import PositionError
+from visionpos.vlm.inputs import Grids, checked_tokens, clip_clocks, token_grids
 from visionpos.vlm.instants import Seconds
-from visionpos.vlm.rules import Delta, Rule
-from visionpos.vlm.stream import IMAGE, MODALITY_NAMES, VIDEO, TokenStream
-from visionpos.vlm.units import (
-    Grids,
-    Units,
-    clip_clocks,
-    ranges,
-    token_grids,
-    units_of_stream,
-    units_of_tokens,
-)
-
-Array = npt.NDArray[Any]
+from visionpos.vlm.rules import Array, Delta, Rule
+from visionpos.vlm.stream import IMAGE, VIDEO, TokenStream
+from visionpos.vlm.units import Units, ranges, units_of_stream, units_of_tokens
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -41,13 +29,20 @@ class PositionIds:
         next_position: `[]` or `[b]`: the next text token stands here on every axis.
         delta: `[]` or `[b]`: what decoding adds to its token count (rope_deltas of transformers), by the convention of
             the rule.
-        mask: `[b, n]` bool, False for padding; None where nothing is padded.
+        mask: `[n]` or `[b, n]` bool, False for padding; None where no mask was given.
     """
 
     ids: Tensor
     next_position: Tensor
     delta: Tensor
     mask: Tensor | None = None
+
+    def row(self, number: int) -> PositionIds:
+        """Return one row of a batch: ids `[axes, n]`, next_position `[]`, delta `[]`."""
+        mask = None if self.mask is None else self.mask[number]
+        return PositionIds(
+            self.ids[:, number], self.next_position[number], self.delta[number], mask
+        )
 
 
 def stream_ids(stream: TokenStream, rule: Rule) -> PositionIds:
@@ -70,9 +65,8 @@ def stream_ids(stream: TokenStream, rule: Rule) -> PositionIds:
         [[0, 1, 2], [0, 1, 2], [0, 1, 2]]
     """
     ids, following, delta = _placed(units_of_stream(stream, rule), rule, padded=stream.length)
-    return PositionIds(
-        torch.from_numpy(ids), torch.from_numpy(following)[0], torch.from_numpy(delta)[0]
-    )
+    batch = (torch.from_numpy(part) for part in (ids[:, None], following, delta))
+    return PositionIds(*batch).row(0)
 
 
 def ids_from_tokens(
@@ -84,8 +78,7 @@ def ids_from_tokens(
     seconds_per_grid: Seconds | Sequence[Seconds] | Tensor | None = None,
     *,
     rule: Rule,
-    merge: int = 1,
-    video_merge: int | None = None,
+    merge: int | tuple[int, int] = 1,
 ) -> PositionIds:
     """Return the position ids of token tensors.
 
@@ -96,11 +89,10 @@ def ids_from_tokens(
         image_grids: `[images, 3]` frames, height, width in patches, in reading order over the batch.
         video_grids: `[videos, 3]` the same for clips.
         attention_mask: like input_ids, 0 for padding on either side; None if nothing is padded.
-        seconds_per_grid: seconds of one grid step, temporal patch / sampled fps: one number, or one a clip. Read only by
-            rules that count seconds.
+        seconds_per_grid: seconds of one grid step, temporal patch / sampled fps: one number, or one a clip. Read only
+            by rules that count seconds.
         rule: the position rule.
-        merge: patches a token and side.
-        video_merge: the same for clips, where it differs.
+        merge: patches a token and side; (of images, of clips) where they differ.
 
     Returns:
         ids `[axes, n]` or `[axes, b, n]` on the device of input_ids, padding at `rule.pad_id`; int64 even where the
@@ -115,26 +107,27 @@ def ids_from_tokens(
         >>> ids_from_tokens(types, types, [[1, 4, 6]], rule=rule, merge=2).ids[1].tolist()
         [0, 1, 1, 1, 2, 2, 2, 4]
     """
-    types, keep = _checked_tokens(input_ids, modality, attention_mask)
+    types, keep = checked_tokens(input_ids, modality, attention_mask)
+    of_images, of_clips = (merge, merge) if isinstance(merge, int) else merge
     grids = {
-        IMAGE: token_grids(image_grids, "image_grids", merge=merge),
-        VIDEO: token_grids(video_grids, "video_grids", merge=video_merge or merge),
+        IMAGE: token_grids(image_grids, "image_grids", merge=of_images),
+        VIDEO: token_grids(video_grids, "video_grids", merge=of_clips),
     }
     timed = rule.counts_seconds and len(grids[VIDEO]) > 0
     clocks = clip_clocks(seconds_per_grid, len(grids[VIDEO])) if timed else ()
     units = units_of_tokens(types, keep, grids, clocks, rule)
     placed, following, delta = _placed(units, rule, padded=types.shape[1])
-    ids = np.full((len(rule.axes), *types.shape), rule.pad_id, dtype=rule.dtype)
-    ids[:, keep] = placed
-    mask = None if attention_mask is None else torch.from_numpy(keep)
-    batch = [torch.from_numpy(part) for part in (ids, following, delta)]
-    if input_ids.ndim == 1:
-        batch = [batch[0][:, 0], batch[1][0], batch[2][0]]
-        mask = None if mask is None else mask[0]
+    ids = np.full((len(rule.axes), types.size), rule.pad_id, dtype=rule.dtype)
+    ids[:, np.flatnonzero(keep)] = placed
+    ids = ids.reshape(len(rule.axes), *types.shape)
     device = input_ids.device
-    return PositionIds(
-        *(part.to(device) for part in batch), mask=None if mask is None else mask.to(device)
+    batch = PositionIds(
+        torch.from_numpy(ids).to(device),
+        torch.from_numpy(following).to(device),
+        torch.from_numpy(delta).to(device),
+        None if attention_mask is None else torch.from_numpy(keep).to(device),
     )
+    return batch.row(0) if input_ids.ndim == 1 else batch
 
 
 def _placed(units: Units, rule: Rule, *, padded: int) -> tuple[Array, Array, Array]:
@@ -144,8 +137,8 @@ def _placed(units: Units, rule: Rule, *, padded: int) -> tuple[Array, Array, Arr
     last_tau = tau[np.cumsum(frames) - 1]
     # A unit moves what follows it by advance - cells from its place in the row: one cumulative sum gives every start.
     move = rule.advance(frames, height, width, last_tau).astype(rule.dtype) - units.sizes
-    moved = np.cumsum(move)
-    moved -= (moved - move)[units.first_of_row]
+    moved: Array = np.cumsum(move)
+    moved = moved - (moved - move)[units.first_of_row]
     text = _text_positions(units, moved)
     ids = np.repeat(text[None], len(rule.axes), axis=0)
     _write_cells(ids, units, text[units.start], tau, rule)
@@ -164,10 +157,11 @@ def _text_positions(units: Units, moved: Array) -> Array:
     row_start = np.cumsum(units.row_lengths) - units.row_lengths
     cut = np.concatenate([units.start + units.sizes, row_start])
     value = np.concatenate([moved, np.zeros(len(row_start), dtype=moved.dtype)])
-    order = np.argsort(cut, kind="stable")  # where a unit ends its row, the next row's 0 comes last and holds
+    # Stable: where a unit ends its row, the 0 of the next row comes last and holds.
+    order = np.argsort(cut, kind="stable")
     total = int(units.row_lengths.sum())
     place = np.arange(total) - np.repeat(row_start, units.row_lengths)
-    return place + np.repeat(value[order], np.diff(np.append(cut[order], total)))
+    return np.asarray(place + np.repeat(value[order], np.diff(np.append(cut[order], total))))
 
 
 def _write_cells(ids: Array, units: Units, start: Array, tau: Array, rule: Rule) -> None:
@@ -190,7 +184,7 @@ def _write_cells(ids: Array, units: Units, start: Array, tau: Array, rule: Rule)
     origin = {"start": s, "time": s + offset, "zero": np.zeros_like(s)}[rule.origin]
     centre = [(side - 1) // 2 if rule.centre else 0 for side in (height, units.shape[unit, 2])]
     number = np.arange(len(start)) - units.first_of_row
-    values = {
+    values: dict[str, Callable[[], Array]] = {
         "index": lambda: s + cell if rule.cell_step == 1 else s - 1 + (cell + 1) * rule.step,
         "time": lambda: s + offset,
         "row": lambda: origin + row - centre[0],
@@ -213,41 +207,5 @@ def _delta(ids: Array, following: Array, units: Units, delta: Delta, padded: int
         if filled.any():
             row_start = (np.cumsum(lengths) - lengths)[filled]
             base[filled] = np.maximum.reduceat(ids.max(0), row_start) + 1
-    return base - (padded if delta.minus == "padded" else lengths)
-
-
-def _checked_tokens(
-    input_ids: Tensor, modality: Tensor, attention_mask: Tensor | None
-) -> tuple[Array, Array]:
-    """Return types `[b, n]` and which tokens are no padding `[b, n]`, after checking that they agree."""
-    mask = torch.ones_like(modality) if attention_mask is None else attention_mask
-    shapes = [tuple(part.shape) for part in (input_ids, modality, mask)]
-    if input_ids.ndim not in (1, 2) or len(set(shapes)) != 1:
-        raise PositionError(
-            f"input_ids, modality and attention_mask have shapes {shapes[0]}, {shapes[1]} and {shapes[2]}; one shape, "
-            "[n] or [b, n], is required. Pad all of them on the same side to the same length."
-        )
-    types, keep = (part.reshape(-1, shapes[0][-1]).cpu().numpy() for part in (modality, mask))
-    wrong = ~np.isin(types, range(len(MODALITY_NAMES)))
-    if wrong.any():
-        row, at = np.argwhere(wrong)[0]
-        raise PositionError(
-            f"modality is {types[row, at]} at row {row}, token {at}; 0 text, 1 image, 2 video or 3 audio is required. "
-            "Pass mm_token_type_ids, not token ids."
-        )
-    wrong = ~np.isin(keep, (0, 1))
-    if wrong.any():
-        row, at = np.argwhere(wrong)[0]
-        raise PositionError(
-            f"attention_mask is {keep[row, at]} at row {row}, token {at}; 0 or 1 is required. "
-            "Split packed documents into rows first: ids restart with each."
-        )
-    keep = keep.astype(bool)
-    wrong = (types != 0) & ~keep
-    if wrong.any():
-        row, at = np.argwhere(wrong)[0]
-        raise PositionError(
-            f"modality is {types[row, at]} at row {row}, token {at}, which attention_mask calls padding; padding must "
-            "be 0. Pad modality on the same side as input_ids."
-        )
-    return types, keep
+    taken: Array = np.full_like(lengths, padded) if delta.minus == "padded" else lengths
+    return base - taken

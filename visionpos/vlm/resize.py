@@ -127,7 +127,7 @@ class Pixels:
     arithmetic: Arithmetic = "exact"
 
     def __post_init__(self) -> None:
-        if not (0 < self.multiple and 0 < self.min_px <= self.max_px and 0 < self.frame_multiple):
+        if min(self.multiple, self.frame_multiple, self.min_px) < 1 or self.max_px < self.min_px:
             raise ConfigError(
                 f"pixels step has multiple {self.multiple}, min_px {self.min_px}, max_px {self.max_px}, "
                 f"frame_multiple {self.frame_multiple}; positive numbers with min_px <= max_px are required. "

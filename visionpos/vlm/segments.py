@@ -121,7 +121,9 @@ class Video:
         object.__setattr__(self, "size_hw", _whole_size(self.size_hw))
         if self.seconds is not None:
             object.__setattr__(self, "seconds", _rising_times(self.seconds))
-        if self.num_frames < 1 or (self.seconds is not None and self.frames not in (None, len(self.seconds))):
+        if self.num_frames < 1 or (
+            self.seconds is not None and self.frames not in (None, len(self.seconds))
+        ):
             raise PositionError(
                 f"Video frames is {self.frames} and seconds holds {len(self.seconds or ())} times; at least one "
                 "frame is required, and the two must agree. Pass the time of every sampled frame as seconds=."

@@ -1,7 +1,7 @@
 """Serialisers: segments and their plans become runs of tokens, by one law.
 
-Every node of the stream's tree (image > view > row, video > frame > row) emits before, child, end, between, child, end, ...,
-after. Counts come from the runs; no second formula exists.
+Every node of the stream's tree (image > view > row, video > frame > row) emits before, child, end, between, child, end,
+..., after. Counts come from the runs; no second formula exists.
 """
 
 from __future__ import annotations
@@ -162,9 +162,7 @@ def _wrapped(
     return runs + markers("after")
 
 
-def _written(
-    text: str, fields: tuple[str, ...], seconds: float | None, segment: int
-) -> str:
+def _written(text: str, fields: tuple[str, ...], seconds: float | None, segment: int) -> str:
     """Return a text with the time of its frame filled in."""
     if fields and seconds is None:
         raise PositionError(

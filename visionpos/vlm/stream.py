@@ -198,7 +198,9 @@ class TokenStream:
             PositionError: if text has not been tokenised, or a name is no single token.
 
         Example:
-            >>> TokenStream((Marker(segment=0, name="<pad>", node="special"),)).token_ids({"<pad>": 7})
+            >>> TokenStream((Marker(segment=0, name="<pad>", node="special"),)).token_ids(
+            ...     {"<pad>": 7}
+            ... )
             tensor([7])
         """
         if self.text_is_symbolic:

@@ -5,12 +5,14 @@ A size and a spec enter; rectangles leave, no pixels and no tensors until they a
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from fractions import Fraction
 
 import torch
 from torch import Tensor
 
+from visionpos.errors import PositionError
 from visionpos.geometry import Grid
 from visionpos.vlm.grammar import FamilySpec, GridSpec, VideoSpec
 from visionpos.vlm.instants import elapsed_steps, exact, named_instants
@@ -164,6 +166,31 @@ def video_plan(video: Video, spec: VideoSpec) -> Plan:
         elapsed=elapsed,
         instants=None if seconds is None else named_instants(seconds, spec.group, spec.instant),
     )
+
+
+def sampled_frames(spec: VideoSpec, total_frames: int, source_fps: float) -> int:
+    """Return how many frames of a clip are sampled.
+
+    Args:
+        spec: the family's rule for clips.
+        total_frames: frames of the clip, at least 1.
+        source_fps: its frames per second, above 0.
+
+    Raises:
+        PositionError: if the clip is too short, or a value is out of range.
+    """
+    sample = spec.sample
+    if sample is None:
+        raise PositionError("no rule for sampling frames is known. Choose the frames yourself.")
+    if total_frames < sample.multiple or not 0 < source_fps < math.inf:
+        raise PositionError(
+            f"total_frames is {total_frames} and source_fps {source_fps}; at least {sample.multiple} frames and a "
+            "finite fps above 0 are required. Pass a single frame as an Image."
+        )
+    least = -(-sample.at_least // sample.multiple) * sample.multiple
+    most = min(sample.at_most, total_frames) // sample.multiple * sample.multiple
+    wanted = min(max(total_frames / source_fps * sample.fps, least), most)
+    return math.floor(wanted / sample.multiple) * sample.multiple
 
 
 def _whole(

@@ -1,7 +1,7 @@
 """Tokens: how text and symbolic names become vocabulary ids.
 
-Three kinds of tokenizer are accepted everywhere: an object with `encode` (transformers, tokenizers), a callable from text
-to ids, and a mapping from word to id.
+Three kinds of tokenizer are accepted everywhere: an object with `encode` (transformers, tokenizers), a callable from
+text to ids, and a mapping from word to id.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ def encode(text: str, tokenizer: Tokenizer) -> tuple[int, ...]:
 def encode_joined(texts: Sequence[str], tokenizer: Tokenizer) -> tuple[int, ...]:
     """Return the token ids of texts that follow each other without a break.
 
-    A tokenizer sees them as one text, because a merge may cross from one into the next. A mapping knows whole words, so it
-    is asked one by one.
+    A tokenizer sees them as one text, because a merge may cross from one into the next. A mapping knows whole words,
+    so it is asked one by one.
     """
     if isinstance(tokenizer, Mapping):
         return tuple(one for text in texts for one in encode(text, tokenizer))

@@ -8,20 +8,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
-import torch
-from torch import Tensor
 
 from visionpos.errors import PositionError
-from visionpos.vlm.instants import Seconds, checked_step, exact
-from visionpos.vlm.rules import Clock, Rule
+from visionpos.vlm.rules import Array, Clock, Rule
 from visionpos.vlm.stream import IMAGE, MODALITY_NAMES, VIDEO, Cells, Marker, Run, TokenStream
-
-Array = npt.NDArray[Any]
-Grids = Tensor | Sequence[Sequence[int]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -45,7 +37,8 @@ class Units:
     @property
     def sizes(self) -> Array:
         """Return `[units]` the number of cells of each."""
-        return self.shape.prod(1)
+        sizes: Array = self.shape.prod(1)
+        return sizes
 
     @property
     def first_of_row(self) -> Array:
@@ -77,11 +70,13 @@ def units_of_stream(stream: TokenStream, rule: Rule) -> Units:
     column = rule.row_ends == "column"
 
     def raster(placed: tuple[int, Run]) -> tuple[int, int, int] | None:
+        """Return what the runs of one unit have in common; None outside units."""
         start, run = placed
         if isinstance(run, Cells):
             return run.segment, run.view, -1 if column else start
-        inside = column and isinstance(run, Marker) and run.edge == "end" and run.view >= 0
-        return (run.segment, run.view, -1) if inside and isinstance(run, Marker) else None
+        if column and isinstance(run, Marker) and run.edge == "end" and run.view >= 0:
+            return run.segment, run.view, -1
+        return None
 
     starts, shapes, clocks = [], [], []
     for key, placed in groupby(stream.placed(), raster):
@@ -89,7 +84,7 @@ def units_of_stream(stream: TokenStream, rule: Rule) -> Units:
             continue
         group = list(placed)
         cells = [run for _, run in group if isinstance(run, Cells)]
-        shape, clock = _shape(cells, column), _clock(cells)
+        shape, clock = _shape(cells, column=column), _clock(cells)
         if rule.counts_seconds and shape[0] > 1 and clock is None:
             raise PositionError(
                 f"Video in segment {key[0]} has no seconds; this position rule counts them. "
@@ -98,16 +93,17 @@ def units_of_stream(stream: TokenStream, rule: Rule) -> Units:
         starts.append(group[0][0])
         shapes.append(shape)
         clocks.append(clock)
-    shape = np.array(shapes, dtype=np.int64).reshape(-1, 3)
-    start = np.array(starts, dtype=np.int64)
-    row = np.zeros_like(start)
     units = Units(
-        row_lengths=np.array([stream.length]), row=row, start=start, shape=shape, clocks=tuple(clocks)
+        row_lengths=np.array([stream.length]),
+        row=np.zeros(len(starts), dtype=np.int64),
+        start=np.array(starts, dtype=np.int64),
+        shape=np.array(shapes, dtype=np.int64).reshape(-1, 3),
+        clocks=tuple(clocks),
     )
     return _by_frame(units) if rule.video == "frames" else units
 
 
-def _shape(cells: Sequence[Cells], column: bool) -> tuple[int, int, int]:  # noqa: FBT001
+def _shape(cells: Sequence[Cells], *, column: bool) -> tuple[int, int, int]:
     """Return (frames, height, width) of the rows of one raster."""
     grid, count = cells[0].grid, sum(run.count for run in cells)
     height = min(count // grid.width, grid.height)
@@ -163,7 +159,8 @@ def units_of_tokens(
     new_run[1:] = (flat[1:] != flat[:-1]) | (row_of[1:] != row_of[:-1])
     run_start = np.flatnonzero(new_run)
     run_length = np.diff(np.append(run_start, len(flat)))
-    rows, starts, shapes, timed = [], [], [], []
+    rows, starts, shapes = [], [], []
+    timed: list[Clock | None] = []
     for kind in (IMAGE, VIDEO):
         shape, item = grids[kind] + [0, 0, rule.row_ends == "column"], np.arange(len(grids[kind]))
         if rule.video == "frames":
@@ -213,27 +210,20 @@ class _Runs:
         run = np.searchsorted(runs, first, side="right")
         return self.row[run], self.start[run] + first - (runs - self.length)[run]
 
-    def _refuse_run(
-        self, run: int, filled: Array, runs: Array, shape: Array, item: Array
-    ) -> None:
+    def _refuse_run(self, run: int, filled: Array, runs: Array, shape: Array, item: Array) -> None:
         name = MODALITY_NAMES[self.kind]
-        before = int(runs[run] - self.length[run])
-        unit = int(np.searchsorted(filled, before, side="right"))
-        spent = int(np.append(0, filled)[unit]) - before
-        while unit < len(filled) and filled[unit] < runs[run]:
-            spent = int(filled[unit]) - before
-            unit += 1
-        found = int(self.length[run]) - spent
-        where = f"row {self.row[run]}: {name} {int(item[unit]) if unit < len(item) else len(set(item))}"
+        unit = int(np.searchsorted(filled, runs[run]))  # the first that reaches the end of the run
+        found = int(runs[run]) - (int(filled[unit - 1]) if unit else 0)
         if unit == len(filled):
             raise PositionError(
-                f"{where} has {found} tokens in modality and no grid; every {name} needs one. "
-                f"Pass all {name}_grids in reading order over the batch, and type generated placeholders 0."
+                f"row {self.row[run]}: {name} {len(set(item))} has {found} tokens in modality and no grid; every {name} "
+                f"needs one. Pass all {name}_grids in reading order over the batch, and type generated placeholders 0."
             )
         size = tuple(int(side) for side in shape[unit])
         raise PositionError(
-            f"{where} has {found} tokens in modality and its grid {size} (t, y, x) has {shape[unit].prod()} cells; "
-            "the two must be equal. Look for truncated placeholders, or grids in another order than the tokens."
+            f"row {self.row[run]}: {name} {item[unit]} has {found} tokens in modality and its grid {size} (t, y, x) has "
+            f"{shape[unit].prod()} cells; the two must be equal. Look for truncated placeholders, or grids in another "
+            "order than the tokens."
         )
 
     def _refuse_grids(self, item: Array, filled: Array, runs: Array) -> None:
@@ -243,71 +233,3 @@ class _Runs:
             f"{name}_grids holds {int(item[-1]) + 1} grids and modality has tokens for {int(item[unit])}; all must be "
             f"used. Drop the grids of {name}s that the tokens lack, or look for truncated placeholders."
         )
-
-
-def token_grids(grids: Grids | None, name: str, *, merge: int) -> Array:
-    """Return `[items, 3]` frames, height, width in tokens, from grids in patches.
-
-    Args:
-        grids: `[items, 3]` frames, height, width in patches, or None for no items.
-        name: the argument, for the message.
-        merge: patches a token and side.
-
-    Raises:
-        PositionError: if the shape is not `[items, 3]`, a side is below 1 or no multiple of merge, or an image has
-            several frames.
-    """
-    table = np.asarray(torch.as_tensor(grids if grids is not None else []).cpu(), dtype=np.float64)
-    if table.size == 0:
-        return np.zeros((0, 3), dtype=np.int64)
-    if table.ndim != 2 or table.shape[1] != 3:
-        raise PositionError(
-            f"{name} has shape {table.shape}; [items, 3] with frames, height, width in patches is required. "
-            "Pass the processor's grid_thw."
-        )
-    wrong = (table < 1) | (table % [1, merge, merge] != 0)
-    if wrong.any():
-        item = int(np.argmax(wrong.any(1)))
-        raise PositionError(
-            f"{name}[{item}] is {tuple(table[item].tolist())}; whole frames of at least 1, and sides that are multiples "
-            f"of merge {merge}, are required. Pass patch grids, not merged ones."
-        )
-    if name == "image_grids" and (table[:, 0] != 1).any():
-        item = int(np.argmax(table[:, 0] != 1))
-        raise PositionError(
-            f"image_grids[{item}] has {int(table[item, 0])} frames; an image has one. Pass clips as video_grids."
-        )
-    return (table // [1, merge, merge]).astype(np.int64)
-
-
-def clip_clocks(
-    seconds: Seconds | Sequence[Seconds] | Tensor | None, clips: int
-) -> tuple[Clock, ...]:
-    """Return the exact seconds of one grid step of each clip.
-
-    Args:
-        seconds: temporal patch / sampled fps: one number for all clips, or one a clip in reading order over the batch.
-        clips: number of clips.
-
-    Raises:
-        PositionError: if it is missing, the count is wrong, or a value is NaN, not above 0 or beyond a day.
-    """
-    if seconds is None:
-        raise PositionError(
-            f"seconds_per_grid is None for {clips} videos; this position rule counts seconds. "
-            "Pass temporal_patch / sampled_fps of each (transformers silently takes 1.0)."
-        )
-    single = isinstance(seconds, Tensor) and seconds.dtype == torch.float32
-    if isinstance(seconds, Tensor) and seconds.dtype in (torch.float16, torch.bfloat16):
-        raise PositionError(
-            f"seconds_per_grid is {seconds.dtype}; half precision loses time steps. Pass float32 or plain numbers."
-        )
-    values = seconds.reshape(-1).tolist() if isinstance(seconds, Tensor) else seconds
-    listed = list(values) if isinstance(values, Sequence) else [values] * clips
-    if len(listed) != clips:
-        raise PositionError(
-            f"seconds_per_grid holds {len(listed)} values for {clips} videos; one a video is required. "
-            "Pass them in reading order over the batch."
-        )
-    checked = [checked_step(value, f"seconds_per_grid[{at}]") for at, value in enumerate(listed)]
-    return tuple(exact(value, single=single) for value in checked)

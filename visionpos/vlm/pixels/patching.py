@@ -50,10 +50,8 @@ def resize(
         raise PositionError(
             f"kernel is {kernel!r}; one of {sorted(KERNELS)} is required. Pass one of them."
         )
-    if pixels.dtype == torch.uint8 and size_hw[1] == 1:
-        # torch 2.14 on AVX CPUs is wrong by up to 212 of 255 here, and crashes at 1 x 1.
-        exact = resize(pixels.float(), size_hw, kernel=kernel, antialias=antialias)
-        return exact.round().clamp(0, 255).to(torch.uint8)
+    if size_hw[1] == 1 and antialias:
+        return _one_column(pixels, size_hw[0], kernel)
     resized: Tensor = functional.resize(
         pixels, list(size_hw), interpolation=KERNELS[kernel], antialias=antialias
     )
@@ -112,6 +110,19 @@ def patches(
     )
     order = (0, 3, 6, 4, 7, 2, 1, 5, 8)  # t, block row, block column, row, column | c, frame, y, x
     return blocks.permute(order).reshape(-1, channels * temporal * patch * patch)
+
+
+def _one_column(pixels: Tensor, height: int, kernel: str) -> Tensor:
+    """Resize to a width of 1, lying on the side.
+
+    torch 2.14 on CPUs repeats the first row there (floats), and crashes at 1 x 1 (uint8).
+    """
+    row = pixels.mT if pixels.dtype.is_floating_point else pixels.mT.float()
+    row = functional.resize(row, [1, height], interpolation=KERNELS[kernel], antialias=True)
+    column: Tensor = row.mT.contiguous()
+    return (
+        column if pixels.dtype.is_floating_point else column.round().clamp(0, 255).to(torch.uint8)
+    )
 
 
 def _normalised(video: Tensor, mean: Sequence[float], std: Sequence[float]) -> Tensor:

@@ -46,10 +46,11 @@ def photo(image: str | PathLike[str] | Image.Image | np.ndarray[Any, Any] | Tens
     if isinstance(image, np.ndarray):
         return _rgb(_channels_first(image))
     if isinstance(image, Image.Image):
-        with _decoding(f"image (PIL, mode {image.mode})"):
-            return _rgb(_decode(image))
+        name = f"image (PIL, {image.width} x {image.height})"
+        with _decoding(name):
+            return _rgb(_decode(image, name))
     with _opened(image) as opened:
-        return _rgb(_decode(opened))
+        return _rgb(_decode(opened, f"path {str(image)!r}"))
 
 
 def photo_size_hw(path: str | PathLike[str]) -> tuple[int, int]:
@@ -97,7 +98,7 @@ def _decoding(name: str) -> Iterator[None]:
         ) from error
     except Exception as error:  # hostile bytes make Pillow raise almost any type
         raise PositionError(
-            f"{name} cannot be decoded ({error}); a complete image is required. "
+            f"{name} cannot be decoded ({type(error).__name__}: {error}); a complete image is required. "
             "Download or export it again."
         ) from error
 
@@ -110,12 +111,12 @@ def _orientation(image: Image.Image, file: Path) -> int:
     return int(image.getexif().get(ExifTags.Base.Orientation, 1))
 
 
-def _decode(image: Image.Image) -> Tensor:
+def _decode(image: Image.Image, name: str) -> Tensor:
     """Return `[channels, height, width]`, uint8 or (16-bit grey) uint16, upright."""
     upright = ImageOps.exif_transpose(image)
     if upright.mode in {"I", "F"}:
         raise PositionError(
-            f"image has mode {upright.mode!r} (32 bits, range unknown); 8 or 16 bits a channel are "
+            f"{name} has mode {upright.mode!r} (32 bits, range unknown); 8 or 16 bits a channel are "
             "required. Scale the values to 0..255 and pass them as a uint8 array."
         )
     if upright.mode.startswith("I;16"):

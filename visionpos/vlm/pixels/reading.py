@@ -42,6 +42,11 @@ class VideoFrames:
         """Height and width of a frame in pixels."""
         return self.info.size_hw
 
+    @property
+    def sampled_fps(self) -> float:
+        """Frames taken for each second of the source, as qwen-vl-utils reports it."""
+        return len(self.indices) / self.info.duration_seconds
+
     def video(self) -> "Video":
         """Return the segment that stands for these frames in a token stream."""
         from visionpos.vlm.segments import Video  # pixels work without streams

@@ -1,0 +1,171 @@
+"""Learned table: evaluated, not resized; it travels with its grid."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import visionpos as vp
+from tests.reference import resampling as oracle
+from tests.strategies import grids, seeds
+from visionpos import Dims, Grid, LearnedSpec, LearnedTable, PositionError
+from visionpos.config import load_encoding
+
+DIMS = Dims(embed_dim=6, num_heads=1, depth=1, prefix=1)
+RECIPES = sorted(oracle.SOURCES)
+
+
+def learned(recipe: str = "timm", prefix_rows: int = 1, seed: int = 0) -> LearnedTable:
+    """A 4x9 table in float64."""
+    spec = LearnedSpec(grid_hw=(4, 9), recipe=recipe, prefix_rows=prefix_rows)
+    return LearnedTable(spec, DIMS, generator=torch.Generator().manual_seed(seed)).double()
+
+
+@pytest.mark.parametrize("hw", [(3, 5), (1, 7), (7, 1), (13, 11), (6, 6), (4, 9)])
+@pytest.mark.parametrize("prefix_rows", [0, 1, 5])
+def test_shape_of_a_table(hw, prefix_rows):
+    """Prefix rows are stored first and are no part of a grid's rows."""
+    module = learned(prefix_rows=prefix_rows)
+    assert module.table.shape == (prefix_rows + 36, 6)
+    assert module.prefix().shape == (prefix_rows, 6)
+    assert module.cells().shape == (36, 6)
+    assert module(Grid(*hw)).shape == (hw[0] * hw[1], 6)
+
+
+@pytest.mark.parametrize(
+    ("name", "side", "recipe"),
+    [
+        ("vit_learned_14", 14, "timm"),
+        ("dinov2_learned_37", 37, "dinov2"),
+        ("dinov2_reg_learned_37", 37, "dinov2_reg"),
+    ],
+)
+def test_shape_of_shipped(name, side, recipe):
+    """Facts 2, DINOv2: (1 + M^2, D) with M = 37, registers have no row."""
+    spec = load_encoding(name)
+    assert (spec.grid_hw, spec.recipe, spec.prefix_rows) == ((side, side), recipe, 1)
+    assert vp.build(spec, DIMS).table.shape == (1 + side * side, 6)
+
+
+@given(st.sampled_from(RECIPES), grids(max_side=11), seeds())
+def test_reference_every_recipe(recipe, hw, seed):
+    """The module serves its spec's recipe: the loops' table on any other grid."""
+    module = learned(recipe, seed=seed)
+    cells = module.cells().detach()
+    lattice = cells.unflatten(0, (4, 9)).numpy()
+    expected = torch.from_numpy(oracle.resized(lattice, hw, recipe)).flatten(0, 1)
+    out = module(Grid(*hw)).detach()
+    torch.testing.assert_close(out, cells if hw == (4, 9) else expected, rtol=1e-11, atol=1e-11)
+
+
+def test_reference_start_values():
+    """Truncated normal of standard deviation .02, from the passed generator."""
+    spec = LearnedSpec(grid_hw=(30, 50))
+    one, two = (
+        LearnedTable(spec, Dims(embed_dim=64, num_heads=1, depth=1), generator=g)
+        for g in (torch.Generator().manual_seed(1), torch.Generator().manual_seed(1))
+    )
+    assert torch.equal(one.table, two.table)
+    assert one.table.std().item() == pytest.approx(0.02, rel=0.02)
+    assert abs(one.table.mean().item()) < 1e-3
+
+
+def test_invariant_own_grid_is_the_table():
+    """On the trained grid the rows are the parameter's own memory: exact, and no copy."""
+    module = learned()
+    out = module(Grid(4, 9))
+    assert torch.equal(out, module.table[1:])
+    assert out.data_ptr() == module.table[1:].data_ptr()
+
+
+@given(st.sampled_from(RECIPES), grids(max_side=8), seeds())
+def test_invariant_at_equals_forward(recipe, hw, seed):
+    """at() on a shuffled, thinned grid gives forward's rows: dropped tokens need no second table."""
+    if hw == (4, 9):
+        return  # forward serves the table itself there; see test_resample
+    module = learned(recipe)
+    order = torch.randperm(hw[0] * hw[1], generator=torch.Generator().manual_seed(seed))
+    order = order[: 1 + len(order) // 2]
+    out = module.at(vp.coordinates(Grid(*hw))[order], hw)
+    torch.testing.assert_close(out, module(Grid(*hw))[order], rtol=1e-10, atol=1e-10)
+
+
+def test_invariant_packed_images():
+    """Images of several sizes in one call: each gives what it gives alone (NaFlex in one product)."""
+    module = learned("siglip2_naflex")
+    for hw in ((3, 5), (7, 2)):
+        coords = vp.coordinates(Grid(*hw))
+        both = torch.stack([coords, coords.flip(0)])
+        out = module.at(both, hw)
+        torch.testing.assert_close(out[0], module(Grid(*hw)))
+        torch.testing.assert_close(out[1], module(Grid(*hw)).flip(0))
+
+
+def test_invariant_half_precision_rounds_once():
+    """A bf16 table is evaluated in float32 and comes back in bf16."""
+    module = learned().bfloat16()
+    out = module(Grid(6, 6))
+    assert out.dtype == torch.bfloat16
+    wide = learned().bfloat16().float()(Grid(6, 6)).bfloat16()
+    assert torch.equal(out, wide)
+
+
+@pytest.mark.parametrize(
+    ("fields", "match"),
+    [
+        ({"grid_hw": (0, 9)}, r"Grid height is 0"),
+        ({"grid_hw": (4, 9.5)}, r"Grid width is 9\.5"),
+        ({"recipe": "linear"}, r"recipe is 'linear'; it must be a Recipe or one of beit"),
+        ({"prefix_rows": -1}, r"prefix_rows is -1 and std 0\.02; numbers of at least 0"),
+        ({"std": -0.1}, r"std -0\.1"),
+        ({"std": float("nan")}, r"std nan"),
+    ],
+)
+def test_error_spec(fields, match):
+    with pytest.raises(PositionError, match=match):
+        LearnedSpec(**{"grid_hw": (4, 9), **fields})
+
+
+def test_error_device():
+    """A table is not moved behind the caller's back."""
+    with pytest.raises(
+        PositionError, match=r"device is meta and the table is on cpu; .*\.to\(meta\)"
+    ):
+        learned()(Grid(3, 5), device=torch.device("meta"))
+
+
+def test_error_points():
+    with pytest.raises(PositionError, match=r"extent_hw is \(0, 5\)"):
+        learned().at(torch.zeros(1, 2), (0, 5))
+    with pytest.raises(PositionError, match=r"coords_yx has 3 axes"):
+        learned().at(torch.zeros(1, 3), (3, 5))
+
+
+def test_error_load_another_grid():
+    """A 4x9 table is never loaded as 6x6 + prefix by accident of counts: torch refuses other shapes."""
+    other = LearnedTable(LearnedSpec(grid_hw=(6, 7)), DIMS)
+    with pytest.raises(RuntimeError, match="size mismatch"):
+        other.load_state_dict(learned().state_dict())
+
+
+@pytest.mark.parametrize("recipe", ["timm", "dinov2", "qwen3_vl", "siglip2_naflex"])
+def test_gradient_of_the_table(recipe):
+    """Evaluation is linear in the table: on another grid, on its own, and at points (float64 gradcheck)."""
+    points = torch.tensor([[0.25, 1.5], [1.0, 0.0]], dtype=torch.float64)
+
+    def run(table):
+        module = learned(recipe)
+        del module.table
+        module.table = table
+        return module(Grid(2, 3)), module(Grid(4, 9)), module.at(points, (2, 3))
+
+    assert torch.autograd.gradcheck(run, (learned(recipe).table,))
+
+
+def test_gradient_reaches_the_prefix():
+    """Prefix rows learn through prefix(), and get nothing from the cells."""
+    module = learned()
+    module(Grid(3, 5)).sum().backward()
+    assert (module.table.grad[0] == 0).all()
+    module.prefix().sum().backward()
+    assert (module.table.grad[0] == 1).all()

@@ -1,0 +1,434 @@
+"""Resampling: a learned table on any grid, by every named recipe; identity, unity, order-freedom."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import visionpos as vp
+from tests.compiled import SIZES, graphs_of
+from tests.reference import resampling as oracle
+from tests.strategies import grids, seeds
+from tests.tolerances import assert_close_to
+from visionpos import RECIPES, Grid, PositionError, Recipe
+from visionpos.geometry import grid_weights
+
+GRIDDED = sorted(oracle.SOURCES)  # every recipe but BEiT's, which wants odd sides
+
+
+def moved(table: torch.Tensor, source: Grid, target: Grid, recipe: str) -> torch.Tensor:
+    """The oracle's table `[n, d]` on another grid, float64."""
+    sides = (source.height, source.width), (target.height, target.width)
+    lattice = table.double().unflatten(0, sides[0]).numpy()
+    return torch.from_numpy(oracle.resized(lattice, sides[1], recipe)).flatten(0, 1)
+
+
+def relative(a: torch.Tensor, b: torch.Tensor) -> float:
+    """How far a is from b, over b, in L2."""
+    return ((a - b).norm() / b.norm()).item()
+
+
+def test_reference_every_recipe_has_an_oracle():
+    assert set(oracle.SOURCES) | {"beit"} == set(RECIPES)
+
+
+@pytest.mark.parametrize("recipe", GRIDDED)
+@pytest.mark.parametrize("hw", [(3, 5), (1, 7), (7, 1), (13, 11), (9, 4), (1, 1), (8, 18)])
+def test_shape_of_resample(recipe, hw):
+    """Prefix and suffix rows and leading sizes are kept; cells become the target's."""
+    table = torch.randn(2, 1 + 36 + 3, 5)
+    out = vp.resample(table, source=Grid(4, 9), target=Grid(*hw), recipe=recipe, prefix=1, suffix=3)
+    assert out.shape == (2, 1 + hw[0] * hw[1] + 3, 5)
+    assert torch.equal(out[:, :1], table[:, :1])
+    assert torch.equal(out[:, -3:], table[:, -3:])
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+def test_shape_of_dtypes(dtype):
+    """The table's dtype comes back; halves are evaluated in float32 and rounded once."""
+    table = torch.randn(36, 5).to(dtype)
+    out = vp.resample(table, source=Grid(4, 9), target=Grid(7, 3), recipe="timm")
+    assert out.dtype == dtype
+    assert_close_to(out, moved(table, Grid(4, 9), Grid(7, 3), "timm"))
+    if dtype in (torch.bfloat16, torch.float16):
+        wide = vp.resample(table.float(), source=Grid(4, 9), target=Grid(7, 3), recipe="timm")
+        assert torch.equal(out, wide.to(dtype))
+
+
+def test_shape_of_sample_table():
+    table = torch.randn(36, 5)
+    where = {"source": Grid(4, 9), "extent_hw": (8, 8), "recipe": "timm"}
+    assert vp.sample_table(table, torch.rand(7, 2), **where).shape == (7, 5)
+    assert vp.sample_table(table, torch.rand(2, 3, 7, 2), **where).shape == (2, 3, 7, 5)
+    assert vp.sample_table(table, torch.rand(0, 2), **where).shape == (0, 5)
+
+
+@given(st.sampled_from(GRIDDED), grids(max_side=9), grids(max_side=12))
+def test_reference_resample(recipe, old, new):
+    """Every recipe equals its source's arithmetic, cell by cell, on any two rectangles (float64)."""
+    source, target = Grid(*old), Grid(*new)
+    table = torch.randn(source.size, 2, dtype=torch.float64)
+    out = vp.resample(table, source=source, target=target, recipe=recipe)
+    # On equal grids the table itself is served, also where the source would drift (dinov2).
+    expected = table if source == target else moved(table, source, target, recipe)
+    torch.testing.assert_close(out, expected, rtol=1e-11, atol=1e-11)
+
+
+odd = st.integers(1, 8).map(lambda half: 2 * half + 1)
+
+
+@given(odd, odd, odd, odd)
+def test_reference_geometric(h, w, new_h, new_w):
+    """BEiT: samples on a geometric series, read linearly, rows and columns each with their own ratio."""
+    source, target = Grid(h, w), Grid(new_h, new_w)
+    table = torch.randn(source.size, 3, dtype=torch.float64)
+    out = vp.resample(table, source=source, target=target, recipe="beit")
+    expected = table if source == target else moved(table, source, target, "beit")
+    torch.testing.assert_close(out, expected, rtol=1e-11, atol=1e-11)
+
+
+@given(st.sampled_from(sorted(RECIPES)), st.integers(0, 20), st.integers(0, 30))
+def test_invariant_partition_of_unity(recipe, source, target):
+    """Every row of weights sums to 1, so constant tables stay constant, for every recipe in RECIPES."""
+    weights = grid_weights(2 * source + 1, 2 * target + 1, RECIPES[recipe])
+    assert weights.shape == (2 * target + 1, 2 * source + 1)
+    torch.testing.assert_close(
+        weights.sum(-1), torch.ones(2 * target + 1).double(), rtol=0, atol=1e-12
+    )
+
+
+@given(st.sampled_from(GRIDDED), st.integers(1, 24), st.integers(1, 24))
+def test_invariant_even_sides_too(recipe, source, target):
+    weights = grid_weights(source, target, RECIPES[recipe])
+    torch.testing.assert_close(weights.sum(-1), torch.ones(target).double(), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("recipe", GRIDDED)
+def test_invariant_constant_tables(recipe):
+    """facts/timm.md 3: constant tables stay constant (3e-7), enlarged or reduced."""
+    table = torch.full((36, 3), 0.7)
+    for hw in ((3, 5), (13, 11), (1, 1), (40, 2)):
+        out = vp.resample(table, source=Grid(4, 9), target=Grid(*hw), recipe=recipe)
+        torch.testing.assert_close(out, torch.full_like(out, 0.7), rtol=0, atol=3e-7)
+
+
+@given(st.sampled_from(sorted(RECIPES)), grids(max_side=9), st.integers(0, 5))
+def test_invariant_identity(recipe, hw, prefix):
+    """Equal grids give the table itself, the same object, for every recipe."""
+    table = torch.randn(prefix + hw[0] * hw[1], 3)
+    out = vp.resample(table, source=Grid(*hw), target=Grid(*hw), recipe=recipe, prefix=prefix)
+    assert out is table
+
+
+@given(st.sampled_from(GRIDDED), grids(max_side=7), grids(max_side=9))
+def test_invariant_transpose(recipe, old, new):
+    """Turning table and grids turns the result."""
+    table = torch.randn(*old, 2, dtype=torch.float64)
+    upright = vp.resample(table.flatten(0, 1), source=Grid(*old), target=Grid(*new), recipe=recipe)
+    lying = vp.resample(
+        table.transpose(0, 1).flatten(0, 1),
+        source=Grid(old[1], old[0]),
+        target=Grid(new[1], new[0]),
+        recipe=recipe,
+    )
+    back = lying.unflatten(0, (new[1], new[0])).transpose(0, 1).flatten(0, 1)
+    torch.testing.assert_close(back, upright, rtol=1e-11, atol=1e-11)
+
+
+@given(
+    st.sampled_from(sorted(set(GRIDDED) - {"nearest", "dinov2"})),
+    grids(max_side=7),
+    grids(min_side=2, max_side=9),
+)
+def test_invariant_mirror(recipe, old, new):
+    """Mirrored tables give mirrored results.
+
+    DINOv2's drift and the nearest bucket are lopsided by design, and so is a single cell with pinned corners: it
+    takes the first cell, as PyTorch does.
+    """
+    table = torch.randn(*old, 2, dtype=torch.float64)
+    plain = vp.resample(table.flatten(0, 1), source=Grid(*old), target=Grid(*new), recipe=recipe)
+    mirrored = vp.resample(
+        table.flip(0, 1).flatten(0, 1), source=Grid(*old), target=Grid(*new), recipe=recipe
+    )
+    torch.testing.assert_close(mirrored, plain.flip(0), rtol=1e-10, atol=1e-10)
+
+
+@given(
+    st.sampled_from(GRIDDED),
+    grids(max_side=6),
+    grids(max_side=8),
+    st.integers(0, 3),
+    st.integers(0, 3),
+)
+def test_invariant_prefix(recipe, old, new, prefix, suffix):
+    """Rows without a cell come back untouched, and do not leak into the cells."""
+    source, target = Grid(*old), Grid(*new)
+    table = torch.randn(prefix + source.size + suffix, 3)
+    out = vp.resample(
+        table, source=source, target=target, recipe=recipe, prefix=prefix, suffix=suffix
+    )
+    cells = table[prefix : prefix + source.size]
+    alone = vp.resample(cells, source=source, target=target, recipe=recipe)
+    assert torch.equal(out[:prefix], table[:prefix])
+    assert torch.equal(out[prefix : prefix + target.size], alone)
+    assert torch.equal(out[prefix + target.size :], table[prefix + source.size :])
+
+
+@given(st.sampled_from(sorted(RECIPES)), grids(max_side=7), grids(max_side=11), seeds())
+def test_invariant_sample_equals_resample(recipe, old, new, seed):
+    """Whole coordinates of a grid, in any order and with tokens dropped, give resample's rows (float64)."""
+    if recipe == "beit":
+        old, new = ((2 * h + 1, 2 * w + 1) for h, w in (old, new))
+    source, target = Grid(*old), Grid(*new)
+    if source == target and recipe == "dinov2":
+        return  # resample serves the table itself, sample_table keeps the drift of its source
+    if source == target and recipe == "beit":
+        return  # likewise: the series is searched from 1.01 up, which is not the identity
+    table = torch.randn(source.size, 3, dtype=torch.float64)
+    order = torch.randperm(target.size, generator=torch.Generator().manual_seed(seed))
+    order = order[: 1 + target.size // 2]
+    coords = vp.coordinates(target)[order]
+    whole = vp.resample(table, source=source, target=target, recipe=recipe)
+    out = vp.sample_table(table, coords, source=source, extent_hw=new, recipe=recipe)
+    torch.testing.assert_close(out, whole[order], rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("recipe", GRIDDED)
+def test_invariant_sample_equals_resample_in_float32(recipe):
+    """A float32 table at whole coordinates: resample's rows, within the tolerance of an applied float32 table."""
+    table = torch.randn(16 * 16, 8)
+    for hw in ((16, 24), (24, 32), (10, 24), (7, 9), (37, 5), (3, 64)):
+        out = vp.sample_table(
+            table,
+            vp.coordinates(Grid(*hw)),
+            source=Grid(16, 16),
+            extent_hw=hw,
+            recipe=recipe,
+        )
+        whole = vp.resample(table, source=Grid(16, 16), target=Grid(*hw), recipe=recipe)
+        assert_close_to(out, whole)
+
+
+@given(grids(max_side=8), st.sampled_from(["timm", "hf_dinov2", "siglip2_naflex", "paddleocr_vl"]))
+def test_invariant_tile(hw, recipe):
+    """A tile of a large lattice is the same rows of the whole: offsets are added to its coordinates."""
+    table = torch.randn(36, 3, dtype=torch.float64)
+    whole = Grid(2 * hw[0], 3 * hw[1])
+    out = (
+        vp.resample(table, source=Grid(4, 9), target=whole, recipe=recipe)
+        if whole != Grid(4, 9)
+        else table
+    )
+    tile = vp.coordinates(Grid(*hw)) + torch.tensor([hw[0], 2 * hw[1]])
+    got = vp.sample_table(
+        table, tile, source=Grid(4, 9), extent_hw=(whole.height, whole.width), recipe=recipe
+    )
+    rows = out.unflatten(0, (whole.height, whole.width))[hw[0] :, 2 * hw[1] :].flatten(0, 1)
+    torch.testing.assert_close(got, rows, rtol=1e-10, atol=1e-10)
+
+
+@given(st.sampled_from(GRIDDED), grids(max_side=6))
+def test_invariant_linear_in_the_table(recipe, new):
+    a, b = torch.randn(2, 36, 2, dtype=torch.float64)
+
+    def run(table):
+        return vp.resample(table, source=Grid(4, 9), target=Grid(*new), recipe=recipe)
+
+    torch.testing.assert_close(run(2 * a - 3 * b), 2 * run(a) - 3 * run(b), rtol=1e-10, atol=1e-10)
+
+
+def test_invariant_leading_sizes_and_frames():
+    """Heads, batches and the frames of a clip are resized one by one."""
+    table = torch.randn(3, 2 * 36, 4, dtype=torch.float64)
+    out = vp.resample(table, source=Grid(4, 9, 2), target=Grid(3, 5, 2), recipe="timm")
+    assert out.shape == (3, 2 * 15, 4)
+    for head in range(3):
+        for frame in range(2):
+            cells = table[head, 36 * frame : 36 * (frame + 1)]
+            alone = vp.resample(cells, source=Grid(4, 9), target=Grid(3, 5), recipe="timm")
+            torch.testing.assert_close(out[head, 15 * frame : 15 * (frame + 1)], alone)
+
+
+def test_invariant_autocast_touches_no_weight():
+    """The two products would run in bfloat16 under autocast; they do not."""
+    table, where = torch.randn(36, 5), {"source": Grid(4, 9), "recipe": "timm"}
+    coords = vp.coordinates(Grid(7, 3))
+    expected = vp.resample(table, target=Grid(7, 3), **where)
+    points = vp.sample_table(table, coords, extent_hw=(7, 3), **where)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert torch.equal(vp.resample(table, target=Grid(7, 3), **where), expected)
+        assert torch.equal(vp.sample_table(table, coords, extent_hw=(7, 3), **where), points)
+
+
+def test_invariant_inputs_are_not_written():
+    table, coords = torch.randn(37, 3), vp.coordinates(Grid(6, 6))
+    kept = table.clone(), coords.clone()
+    for recipe in GRIDDED:
+        vp.resample(table, source=Grid(4, 9), target=Grid(6, 6), recipe=recipe, prefix=1).zero_()
+        vp.sample_table(
+            table[1:], coords, source=Grid(4, 9), extent_hw=(6, 6), recipe=recipe
+        ).zero_()
+    assert torch.equal(table, kept[0])
+    assert torch.equal(coords, kept[1])
+
+
+def test_invariant_a_recipe_can_be_spelled_out():
+    """Antialias and the cubic coefficient are two choices: a = -.75 with antialias is neither peer's."""
+    table = torch.randn(36, 3)
+    named, own = (
+        vp.resample(table, source=Grid(4, 9), target=Grid(3, 5), recipe=recipe)
+        for recipe in ("timm", Recipe(coefficient=-0.5))
+    )
+    assert torch.equal(named, own)
+    other = vp.resample(
+        table, source=Grid(4, 9), target=Grid(3, 5), recipe=Recipe(coefficient=-0.75)
+    )
+    assert relative(other, named) > 0.01
+
+
+@pytest.mark.parametrize(
+    ("rows", "prefix", "suffix"), [(36, 1, 0), (37, 0, 0), (37, -1, 0), (36, 0, -1)]
+)
+def test_error_rows(rows, prefix, suffix):
+    """A prefix that is not the table's is refused; the message counts every part."""
+    match = (
+        rf"table has {rows} rows; prefix {prefix} \+ grid 4x9x1 .*suffix {suffix} needs .*as source"
+    )
+    with pytest.raises(PositionError, match=match):
+        vp.resample(
+            torch.zeros(rows, 3),
+            source=Grid(4, 9),
+            target=Grid(3, 5),
+            recipe="timm",
+            prefix=prefix,
+            suffix=suffix,
+        )
+
+
+def test_error_rows_of_an_equal_grid():
+    """The check comes before the identity: a wrong table never passes because the grids happen to agree."""
+    with pytest.raises(PositionError, match=r"table has 37 rows"):
+        vp.resample(torch.zeros(37, 3), source=Grid(4, 9), target=Grid(4, 9), recipe="timm")
+
+
+def test_error_frames():
+    with pytest.raises(PositionError, match=r"source has 2 frames and target 3;.*space only"):
+        vp.resample(torch.zeros(72, 3), source=Grid(4, 9, 2), target=Grid(4, 9, 3), recipe="timm")
+
+
+def test_error_recipe():
+    """Unknown recipes are refused with the list of known ones, at both doors."""
+    match = r"recipe is 'bicubic'; it must be a Recipe or one of beit, big_vision, dinov2"
+    table, where = torch.zeros(36, 3), {"source": Grid(4, 9), "recipe": "bicubic"}
+    with pytest.raises(PositionError, match=match):
+        vp.resample(table, target=Grid(3, 5), **where)
+    with pytest.raises(PositionError, match=match):
+        vp.sample_table(table, torch.zeros(1, 2), extent_hw=(3, 5), **where)
+
+
+@pytest.mark.parametrize(
+    ("fields", "match"),
+    [
+        ({"sampling": "align_corners"}, r"antialias .*'align_corners'.*Pass antialias=False"),
+        ({"drift": 0.1}, r"drift 0\.1 is no published recipe"),
+        ({"kernel": "nearest"}, r"kernel 'nearest'"),
+        (
+            {"sampling": "geometric", "antialias": False},
+            r"geometric sampling with kernel 'bicubic'.*use kernel='bilinear'",
+        ),
+    ],
+)
+def test_error_no_published_recipe(fields, match):
+    with pytest.raises(PositionError, match=match):
+        Recipe(**fields)
+
+
+def test_error_geometric_wants_offsets():
+    """A table of absolute positions has no middle: BEiT's rule is for 2 * window - 1 offsets."""
+    with pytest.raises(PositionError, match=r"got 4 and 3 offsets;.*odd number, 2 \* window - 1"):
+        vp.resample(torch.zeros(36, 2), source=Grid(4, 9), target=Grid(3, 5), recipe="beit")
+
+
+@pytest.mark.parametrize(
+    ("table", "coords", "source", "match"),
+    [
+        ((36, 3), (5, 3), Grid(4, 9), r"coords_yx has 3 axes"),
+        ((37, 3), (5, 2), Grid(4, 9), r"table 37 rows .*Cut prefix rows off"),
+        ((72, 3), (5, 2), Grid(4, 9, 2), r"source \(2, 4, 9\).*one-frame grid"),
+    ],
+)
+def test_error_sample_shapes(table, coords, source, match):
+    with pytest.raises(PositionError, match=match):
+        vp.sample_table(
+            torch.zeros(table), torch.zeros(coords), source=source, extent_hw=(4, 9), recipe="timm"
+        )
+
+
+@pytest.mark.parametrize("extent", [(0, 9), (4, -1.0)])
+def test_error_extent(extent):
+    with pytest.raises(PositionError, match=r"extent_hw is \(.*two sides above 0"):
+        vp.sample_table(
+            torch.zeros(36, 3),
+            torch.zeros(1, 2),
+            source=Grid(4, 9),
+            extent_hw=extent,
+            recipe="timm",
+        )
+
+
+@pytest.mark.parametrize("recipe", GRIDDED)
+def test_gradient_of_resample(recipe):
+    """The gradient reaches every row of the table that weighs anything."""
+    table = torch.randn(7, 1, dtype=torch.float64, requires_grad=True)
+
+    def run(table):
+        return vp.resample(table, source=Grid(2, 3), target=Grid(3, 2), recipe=recipe, prefix=1)
+
+    assert torch.autograd.gradcheck(run, (table,))
+
+
+@pytest.mark.parametrize("recipe", ["timm", "hf_dinov2", "siglip2_naflex", "torchvision"])
+def test_gradient_of_sample_table(recipe):
+    """Table and points can both be learned (points between cells, where the kernels are smooth)."""
+    table = torch.randn(6, 1, dtype=torch.float64, requires_grad=True)
+    points = torch.tensor([[0.3, 1.2], [1.4, 0.1]], dtype=torch.float64, requires_grad=True)
+
+    def run(table, points):
+        return vp.sample_table(
+            table, points, source=Grid(2, 3), extent_hw=(2.5, 3.5), recipe=recipe
+        )
+
+    assert torch.autograd.gradcheck(run, (table, points))
+
+
+@pytest.mark.parametrize("recipe", ["timm", "dinov2", "torchvision", "qwen3_vl", "nearest"])
+def test_compile_one_graph_over_six_sizes(recipe):
+    """One graph serves all targets, enlarged or reduced, on the grid and at points."""
+    table = torch.randn(4 * 9, 8)
+    where = {"source": Grid(4, 9), "recipe": recipe}
+
+    def on_grid(height, width):
+        return vp.resample(table, target=Grid(height, width), **where)
+
+    def at_points(coords, height, width):
+        return vp.sample_table(table, coords, extent_hw=(height, width), **where)
+
+    assert graphs_of(on_grid, SIZES) == 1
+    calls = [(vp.coordinates(Grid(h, w)).contiguous(), h, w) for h, w in SIZES]
+    assert graphs_of(at_points, calls) == 1
+
+
+@pytest.mark.parametrize("recipe", [*GRIDDED, "beit"])
+def test_device(recipe, device):
+    """Weights are built where the table is."""
+    table, coords = torch.randn(35, 4), vp.coordinates(Grid(3, 9))
+    for run in (
+        lambda d: vp.resample(table.to(d), source=Grid(5, 7), target=Grid(3, 9), recipe=recipe),
+        lambda d: vp.sample_table(
+            table.to(d), coords.to(d), source=Grid(5, 7), extent_hw=(3, 9), recipe=recipe
+        ),
+    ):
+        there = run(device)
+        assert there.device.type == device.type
+        torch.testing.assert_close(there.cpu(), run("cpu"), rtol=1e-5, atol=1e-5)
