@@ -47,7 +47,9 @@ def rotation(shape: tuple[int, ...], pairing: str, dtype: torch.dtype = torch.fl
 @pytest.mark.parametrize("pairing", PAIRINGS)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("turned", [32, 16, 12, 2], ids=lambda count: f"turned{count}")
-def test_reference_bits_of_apply_over_layouts(pairing: str, dtype: torch.dtype, turned: int) -> None:
+def test_reference_bits_of_apply_over_layouts(
+    pairing: str, dtype: torch.dtype, turned: int
+) -> None:
     for name, x in layouts(2, 3, 7, 32, dtype).items():
         rot = rotation((7, turned // 2), pairing)
         before = x.clone()
@@ -79,7 +81,9 @@ def test_reference_tables_a_head_and_a_sample(pairing: str, shape: tuple[int, ..
 
 
 @given(st.integers(1, 3), st.integers(1, 5), st.integers(1, 40), st.integers(1, 20), st.booleans())
-def test_reference_bits_of_apply_over_sizes(b: int, heads: int, n: int, pairs: int, half: bool) -> None:
+def test_reference_bits_of_apply_over_sizes(
+    b: int, heads: int, n: int, pairs: int, half: bool
+) -> None:
     """Vector loops have tails: every remainder must give the same bits as the plain form."""
     x, rot = packed(b, heads, n, 2 * pairs), rotation((n, pairs), "half" if half else "adjacent")
     assert_close_to(turn(x, rot), rot.apply(x), kind="exact")
@@ -90,7 +94,9 @@ def test_reference_by_hand(pairing: str) -> None:
     x = torch.tensor([[[[1.0, 2.0, 3.0, 4.0, 9.0]]]], dtype=torch.float64)
     quarter = Rotation.of(torch.tensor([[torch.pi / 2, torch.pi]], dtype=torch.float64), pairing)
     expected = {"half": [-3.0, -2.0, 1.0, -4.0, 9.0], "adjacent": [-2.0, 1.0, -3.0, -4.0, 9.0]}
-    assert_close_to(turn(x, quarter).flatten(), torch.tensor(expected[pairing], dtype=torch.float64))
+    assert_close_to(
+        turn(x, quarter).flatten(), torch.tensor(expected[pairing], dtype=torch.float64)
+    )
 
 
 @pytest.mark.parametrize("pairing", PAIRINGS)
@@ -188,6 +194,7 @@ def test_compile_fullgraph_equals_eager(pairing: str) -> None:
     torch._dynamo.reset()
 
 
+@pytest.mark.filterwarnings("ignore:`torch.jit.trace` is deprecated:FutureWarning")
 def test_compile_jit_trace_takes_the_plain_form() -> None:
     rot = rotation((7, 8), "adjacent")
     traced = torch.jit.trace(lambda x: turn(x, rot), packed(2, 3, 7, 16))

@@ -33,7 +33,8 @@ class _StrictLoader(yaml.SafeLoader):
         for key in keys:
             if keys.count(key) > 1:
                 raise ConfigError(
-                    f"key {key!r} stands twice{node.start_mark}; keys must be unique. Delete one."
+                    f"key {key!r} stands twice in the map at line {node.start_mark.line + 1}; "
+                    "keys must be unique. Delete one."
                 )
         return cast("dict[Any, Any]", super().construct_mapping(node, deep))
 
@@ -165,7 +166,7 @@ def encoding_spec(data: Mapping[str, Any], *, source: str = "<data>") -> Encodin
     """
     kinds = spec_types()
     kind = data.get("kind")
-    if kind not in kinds:
+    if not isinstance(kind, str) or kind not in kinds:
         raise ConfigError(
             f"{source}: kind is {kind!r}; it must be one of {', '.join(sorted(kinds))}."
         )

@@ -13,7 +13,7 @@ from tests.reference import rotary as oracle
 from tests.strategies import grids
 from tests.tolerances import assert_close_to
 from visionpos import AxialRopeSpec, CoordSpec, Dims, Grid, PositionError
-from visionpos.config import load_encoding
+from visionpos.config import load_encoding, shipped
 
 DIMS = Dims(embed_dim=32, num_heads=2, depth=2, prefix=1)  # heads of 16 channels
 
@@ -72,8 +72,6 @@ def test_reference_shipped_models(hw, name):
 
 def test_reference_every_axial_yaml_is_checked():
     """A new axial YAML needs a formula here."""
-    from visionpos.config import shipped
-
     axial = {n for n in shipped("encodings") if isinstance(load_encoding(n), AxialRopeSpec)}
     assert axial == set(MODELS)
 

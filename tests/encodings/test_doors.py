@@ -6,6 +6,7 @@ import pickle
 import pytest
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import visionpos as vp
 from tests.compiled import SIZES, graphs_of
@@ -162,6 +163,7 @@ def test_invariant_forward_is_its_three_steps(name):
         ({"num_heads": 0}, r"Dims are \(384, 0, 12, 1\)"),
         ({"depth": -1}, r"Dims are \(384, 6, -1, 1\)"),
         ({"prefix": -1}, r"with prefix -1;.*prefix of at least 0"),
+        ({"head_dim": 0}, r"Dims are \(384, 6, 12, 0\)"),
         ({"head_dim": -4}, r"Dims are \(384, 6, 12, -4\)"),
         ({"num_heads": 5}, r"embed_dim 384 is not divisible by num_heads 5;.*Pass head_dim"),
     ],
@@ -206,8 +208,20 @@ def test_device(name, device):
     """On a device everything is built there, and equals the CPU's numbers."""
     module = vp.build(SPECS[name], DIMS).eval()
     here = evaluate(module, Grid(3, 5))
-    there = evaluate(
-        module.to(device), Grid(3, 5), device=next(iter(torch.zeros(1, device=device))).device
-    )
+    module = module.to(device)
+    there = evaluate(module, Grid(3, 5), device=torch.empty(0, device=device).device)
     assert there.device.type == device.type
     torch.testing.assert_close(there.cpu(), here)
+
+
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("name", SPECS)
+def test_device_fake_cuda(name, training):
+    """DESIGN.md 7: fake CUDA tensors raise at any operation that mixes devices, without a GPU."""
+    module, cuda = vp.build(SPECS[name], DIMS).train(training), torch.device("cuda", 0)
+    with FakeTensorMode():
+        for key, weight in list(module.named_parameters()):
+            setattr(module, key, nn.Parameter(torch.empty(weight.shape, device=cuda)))
+        assert evaluate(module, Grid(3, 5), device=cuda).device == cuda
+        if name == "learned":
+            assert module.at(torch.empty(7, 2, device=cuda), (3, 5)).device == cuda

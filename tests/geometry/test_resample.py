@@ -4,6 +4,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import visionpos as vp
 from tests.compiled import SIZES, graphs_of
@@ -432,3 +433,15 @@ def test_device(recipe, device):
         there = run(device)
         assert there.device.type == device.type
         torch.testing.assert_close(there.cpu(), run("cpu"), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("recipe", [*GRIDDED, "beit"])
+def test_device_fake_cuda(recipe):
+    """DESIGN.md 7: fake CUDA tensors raise at any operation that mixes devices, without a GPU."""
+    cuda = torch.device("cuda", 0)
+    with FakeTensorMode():
+        table, points = torch.empty(36, 4, device=cuda), torch.empty(6, 2, device=cuda)
+        where = {"source": Grid(5, 7), "recipe": recipe}
+        out = vp.resample(table, target=Grid(3, 9), prefix=1, **where)
+        assert (out.device, out.shape) == (cuda, (28, 4))
+        assert vp.sample_table(table[1:], points, extent_hw=(3, 9), **where).device == cuda

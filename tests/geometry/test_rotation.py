@@ -7,6 +7,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import visionpos as vp
 from tests.compiled import SIZES, graphs_of
@@ -317,3 +318,16 @@ def test_device(device):
     torch.testing.assert_close(out.cpu(), rotation.apply(x, prefix=1))
     kept = torch.tensor([[3, 1], [0, 14]])
     assert there.select(kept.to(device)).cos.device.type == device.type
+
+
+def test_device_fake_cuda():
+    """DESIGN.md 7: from coordinates to rotated and selected tokens, nothing is built on another device."""
+    cuda = torch.device("cuda", 0)
+    with FakeTensorMode():
+        freqs = vp.axial_freqs(8, bands="dealt", axis_order=(1, 0), device=cuda)
+        turns = vp.angles(vp.coordinates(Grid(3, 5), device=cuda), freqs)
+        rotation = Rotation.of(turns, "adjacent", scale=1.1)
+        q = torch.empty(2, 3, 17, 8, device=cuda, dtype=torch.bfloat16)
+        assert all(x.device == cuda for x in vp.rotate(q, q, rotation, prefix=1, suffix=1))
+        assert rotation.select(torch.zeros(2, 4, dtype=torch.int64, device=cuda)).sin.device == cuda
+        assert vp.convert(q[0, 0, :16], vp.Layout(head_dim=8), vp.Layout(head_dim=8)).device == cuda

@@ -199,3 +199,15 @@ def test_golden_geometric_saturates():
     assert (out[centre + 21 :] == 12).all()
     assert out[centre + 20] < 12
     assert out[centre] == 6
+
+
+@pytest.mark.parametrize("side", [14, 16, 24, 25, 27, 32, 37, 64, 70])
+def test_golden_nearest_bucket_at_the_native_size(side):
+    """Facts 5.35 (Idefics family): float32 boundaries put row 10 of 27 into bucket 9; floor(i n / h) does not."""
+    table = torch.arange(side, dtype=torch.float32).unsqueeze(-1)
+    coords = vp.coordinates(Grid(side, 1))
+    where = {"source": Grid(side, 1), "recipe": "nearest"}
+    assert torch.equal(vp.sample_table(table, coords, extent_hw=(side, 1), **where), table)
+    for target in (side + 1, 2 * side, 3 * side - 1, 100):
+        out = vp.resample(table, target=Grid(target, 1), **where).flatten()
+        assert out.tolist() == [i * side // target for i in range(target)]

@@ -136,7 +136,16 @@ def test_reference_cos_sin_bit_equal(name: str) -> None:
 
 SIZES = [(224, 224), (480, 640), (1080, 1920), (70, 70), (10, 1000), (1, 200), (97, 131)]
 # Exact quotients, where floats and fractions part (1152x1440 and 14x686).
-SIZES += [(1152, 1440), (14, 686), (28, 343), (2890, 1920), (3000, 20), (1, 1), (37, 41)]
+SIZES += [
+    (1152, 1440),
+    (14, 686),
+    (28, 343),
+    (2890, 1920),
+    (3000, 20),
+    (1, 1),
+    (37, 41),
+    (448, 512),
+]
 
 
 @pytest.mark.parametrize(

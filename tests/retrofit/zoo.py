@@ -5,6 +5,7 @@ value that matters, and tests compare `forward_features`.
 """
 
 import math
+import zlib
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -80,8 +81,9 @@ def vit(size_hw: tuple[int, int] | None = (64, 96), **changes: Any) -> Any:
 @torch.no_grad()
 def opened(model: nn.Module, seed: int = 0) -> Any:
     """Give every parameter a value that matters: tables, biases, layer scales, norms; frequencies stay as they are."""
-    generator = torch.Generator().manual_seed(seed)
     for name, weight in model.named_parameters():
+        # By name, so that a weight is the same whatever other parts a model has.
+        generator = torch.Generator().manual_seed(seed + zlib.crc32(name.encode()))
         noise = torch.randn(weight.shape, generator=generator).to(weight)
         if name.endswith("freqs"):
             continue
@@ -140,7 +142,9 @@ def hand_rotation(
 
 
 def _norms(block: nn.Module) -> list[nn.Module]:
-    return [m for name, m in block.named_modules() if name.rpartition(".")[2] in ("q_norm", "k_norm")]
+    return [
+        m for name, m in block.named_modules() if name.rpartition(".")[2] in ("q_norm", "k_norm")
+    ]
 
 
 def axial(

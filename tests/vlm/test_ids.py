@@ -6,6 +6,7 @@ Tables G1 to G12 are those of facts/mrope.md 7; patch grids, merge 2. A row is w
 from fractions import Fraction
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -237,14 +238,10 @@ def test_golden_first_decoded_after_a_large_image() -> None:
 
 def test_golden_blocks_of_timestamped_frames() -> None:
     """users F26: (3, 4, 4) with stamps of 4 tokens: 29 tokens, delta -6, blocks at 6, 13 and 20."""
-    types = torch.tensor([0] + [0, 0, 0, 0, 0, 2, 2, 2, 2, 0] * 3)[:-2]
-    got = family("qwen3_vl").position_ids_from_tokens(
-        torch.tensor([0] + ([0] * 4 + [0] + [2] * 4) * 3 + [0]),
-        torch.tensor([0] + ([0] * 4 + [0] + [2] * 4) * 3 + [0]),
-        video_grids=[[3, 4, 4]],
-    )
-    assert types.numel() == 29
-    assert got.ids.shape[-1] == 29
+    types = torch.tensor([0] + ([0] * 5 + [2] * 4) * 3 + [0])
+    got = family("qwen3_vl").position_ids_from_tokens(types, types, video_grids=[[3, 4, 4]])
+    assert len(types) == 29
+    assert got.ids[0, types == 2].unique().tolist() == [6, 13, 20]
     assert int(got.delta) == -6
 
 
@@ -277,6 +274,28 @@ def test_golden_fps_table(fps: float, times: list[int]) -> None:
 def test_golden_ids_repeat_above_four_fps(fps: int, distinct: int) -> None:
     ids = place("qwen2_5_vl", "vendor", [clip(12, 2, 2)], 2 / fps).ids
     assert ids[0].unique().numel() == distinct
+
+
+@pytest.mark.parametrize("given", [
+    [0.08, 2 / 24], (Fraction(2, 25), Fraction(1, 12)), torch.tensor([0.08, 2 / 24]),
+    np.array([0.08, 2 / 24]), np.array([0.08, 2 / 24], dtype=np.float32), list(torch.tensor([0.08, 2 / 24])),
+], ids=["list", "fractions", "tensor", "array", "float32 array", "list of tensors"])  # fmt: skip
+def test_shape_seconds_of_every_kind(given: Any) -> None:
+    """25 fps and 24 fps: the first clip reaches id 2 at frame 13, the second at frame 12."""
+    types = torch.tensor([2] * 14 + [0] + [2] * 14)
+    got = family("qwen2_5_vl").position_ids_from_tokens(
+        types, types, video_grids=[[14, 2, 2]] * 2, seconds_per_grid=given
+    )
+    assert got.ids[0, :14].tolist() == [0] * 7 + [1] * 6 + [2]
+    assert (got.ids[0, 15:] - got.ids[0, 15]).tolist() == [0] * 6 + [1] * 6 + [2] * 2
+
+
+def test_shape_empty_prompt() -> None:
+    for name in FAMILIES:
+        fam = family(name)
+        got = fam.position_ids(fam.stream([]))
+        assert got.ids.shape == (3, 0)
+        assert (int(got.next_position), int(got.delta)) == (0, 0)
 
 
 @pytest.mark.parametrize("fps", [1, 3, 24, 25, 29.97, 35, 41, 47, 50, 55, 60])
@@ -491,7 +510,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "nan seconds": ({**TIMED, "seconds_per_grid": [float("nan")]}, r"seconds_per_grid\[0\] is nan"),
     "fps 1e-6": ({**TIMED, "seconds_per_grid": [2e6]}, r"seconds_per_grid\[0\] is 2000000.0.*86400"),
     "seconds of another count": ({**TIMED, "seconds_per_grid": [1.0, 1.0]}, r"holds 2 values for 1 videos"),
-    "half precision": ({**TIMED, "seconds_per_grid": torch.ones(1, dtype=torch.bfloat16)}, r"bfloat16.*float32"),
+    "half precision": ({**TIMED, "seconds_per_grid": torch.ones(1, dtype=torch.bfloat16)}, r"is torch.bfloat16.*half"),
 }  # fmt: skip
 
 

@@ -52,6 +52,12 @@ def test_golden_clip_budget(frames: int, size_hw: tuple[int, int]) -> None:
     assert family("qwen3_vl").plan(Video((480, 640), frames=frames)).views[0].size_hw == size_hw
 
 
+def test_golden_clip_budget_is_tested_on_an_even_number_of_frames() -> None:
+    """Three frames count as four in the test and as three in the factor: 448x512 is over, and one side grows."""
+    assert family("qwen3_vl").plan(Video((448, 512), frames=3)).views[0].size_hw == (448, 544)
+    assert family("qwen3_vl").plan(Video((448, 512), frames=2)).views[0].size_hw == (448, 512)
+
+
 def test_golden_smart_resize_where_floats_and_fractions_part() -> None:
     """1152x1440 at 1003520 pixels is an exact quotient; the published float code floors one unit lower."""
     assert smart_resize((1152, 1440), 28, 3136, 1003520) == (868, 1120)

@@ -172,6 +172,7 @@ def test_golden_how_often_float32_is_wrong() -> None:
     ({"axes": ["time"], "frame_step": {"per_second": 0}}, r"per_second is 0.*tokens_per_second"),
     ({"axes": ["time"], "frame_step": {"per_second": 13, "rounding": "none", "arithmetic": "float32_step"}},
      r"arithmetic is 'float32_step' with rounding 'none'"),
+    ({"axes": ["time"], "frame_step": -1}, r"frame_step is -1.*never fall"),
     ({"axes": ["time"], "frame_stp": 2}, r"unknown key frame_stp"),
     # Rules of later families are refused, not half obeyed.
     ({"axes": ["time"], "place": "canvas"}, r"unknown key place"),

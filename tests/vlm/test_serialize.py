@@ -162,7 +162,7 @@ def test_error_clip_without_times() -> None:
     clip = Video((64, 64), frames=4)
     with pytest.raises(
         PositionError,
-        match=r"segment 1: Video in segment 1 has no seconds.*writes the time.*seconds=",
+        match=r"segment 1: Video has no seconds.*writes the time.*seconds=",
     ):
         family("qwen3_vl").stream([Text("a"), clip])
     fam = family("qwen2_5_vl")
@@ -255,6 +255,22 @@ def test_plan_rectangles_leave_padding_out() -> None:
     assert view.padding_px == (0, 0, 40, 20)
     assert rects[:3].tolist() == [[0, 0, 10, 10], [0, 10, 10, 20], [0, 20, 10, 20]]
     assert ((rects[:, 2:] - rects[:, :2]).prod(-1) > 0).sum() == 2
+
+
+def test_plan_rectangles_of_a_crop_centred_in_its_canvas() -> None:
+    """Rows 100 to 140 and columns 50 to 90 of a photo, drawn at half size amid a border of 10 pixels."""
+    view = View(
+        size_hw=(40, 40),
+        source_yxyx=(100, 50, 140, 90),
+        content_yxyx=(10, 10, 30, 30),
+        patches=Grid(4, 2),
+        tokens=Grid(4, 2),
+    )
+    assert view.padding_px == (10, 10, 10, 10)
+    assert view.token_rects().tolist() == [
+        [100, 50, 100, 70], [100, 70, 100, 90], [100, 50, 120, 70], [100, 70, 120, 90],
+        [120, 50, 140, 70], [120, 70, 140, 90], [140, 50, 140, 70], [140, 70, 140, 90],
+    ]  # fmt: skip
 
 
 def test_instants_are_exact() -> None:

@@ -50,7 +50,12 @@ class Dims:
     head_dim: int | None = None
 
     def __post_init__(self) -> None:
-        sizes = (self.embed_dim, self.num_heads, self.depth, self.head_dim or 1)
+        sizes = (
+            self.embed_dim,
+            self.num_heads,
+            self.depth,
+            1 if self.head_dim is None else self.head_dim,
+        )
         if min(sizes) < 1 or self.prefix < 0:
             raise PositionError(
                 f"Dims are {sizes} with prefix {self.prefix}; sizes of at least 1 and a prefix of at least 0 are "

@@ -11,7 +11,8 @@ from torch import nn
 from visionpos.encodings.doors import Additive, Dims
 from visionpos.errors import PositionError
 from visionpos.geometry.grid import Grid
-from visionpos.geometry.resample import recipe_of, resample, sample_table
+from visionpos.geometry.recipes import recipe_of
+from visionpos.geometry.resample import resample, sample_table
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -61,7 +62,7 @@ class LearnedTable(Additive):
         (torch.Size([36, 8]), torch.Size([1, 8]))
 
     Reference:
-        ViT (arXiv 2010.11929); recipes: `visionpos.geometry.resample.RECIPES`.
+        ViT (arXiv 2010.11929); recipes: `visionpos.geometry.recipes.RECIPES`.
     """
 
     table: nn.Parameter

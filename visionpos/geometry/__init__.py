@@ -8,13 +8,13 @@ from visionpos.geometry.freqs import (
     ladder,
     mixed_freqs,
     period_freqs,
-    section_axes,
-    section_freqs,
 )
 from visionpos.geometry.grid import Grid
 from visionpos.geometry.layout import Layout, channel_permutation, convert
-from visionpos.geometry.resample import RECIPES, Recipe, grid_weights, resample, sample_table
+from visionpos.geometry.recipes import RECIPES, Recipe
+from visionpos.geometry.resample import grid_weights, resample, sample_table
 from visionpos.geometry.rotation import Rotation, rotate
+from visionpos.geometry.sections import section_axes, section_freqs
 
 __all__ = [
     "RECIPES",

@@ -26,6 +26,8 @@ from visionpos.retrofit.seams import Port, dims_of, ports_of, row_of
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from visionpos.geometry.rotation import Pairing
+
 _CONTAINER = "visionpos"
 _HOOK_TYPES = (GridHook, DropHook, EnterHook, LeaveHook, TurnHook)
 
@@ -66,12 +68,7 @@ def attach(
     """
     row, dims = row_of(model), dims_of(model)
     name = spec.kind if name is None else name
-    if name in attachments(model):
-        raise PositionError(
-            f"name {name!r} is already attached; detach(model, {name!r}) first, or pass another name=."
-        )
-    if not name.isidentifier():
-        raise PositionError(f"name is {name!r}; a Python identifier is required.")
+    _check_name(model, name)
     encoding = build(spec, dims)
     ports = ports_of(model) if isinstance(encoding, Rotary) else []
     _check(model, spec, encoding, ports)
@@ -120,6 +117,19 @@ def attachments(model: nn.Module) -> dict[str, Attachment]:
     return {key: part for key, part in container.named_children() if isinstance(part, Attachment)}
 
 
+def _check_name(model: nn.Module, name: str) -> None:
+    """Refuse a name that is taken, or that a module cannot give to a part."""
+    if name in attachments(model):
+        raise PositionError(
+            f"name {name!r} is already attached; detach(model, {name!r}) first, or pass another name=."
+        )
+    if not name.isidentifier() or hasattr(nn.Module(), name):
+        raise PositionError(
+            f"name is {name!r}; a Python identifier is required that torch.nn.Module does not use itself. Pass "
+            "another name=."
+        )
+
+
 def _check(model: Any, spec: EncodingSpec, encoding: Additive | Rotary, ports: list[Port]) -> None:
     """Refuse what would be wrong without an error."""
     if isinstance(spec, LearnedSpec) and spec.prefix_rows:
@@ -129,12 +139,12 @@ def _check(model: Any, spec: EncodingSpec, encoding: Additive | Rotary, ports: l
     if not isinstance(encoding, Rotary):
         return
     own = own_pairing(model)
-    if own is not None and own != encoding.pairing:
-        raise PositionError(
-            f"pairing {encoding.pairing!r} differs from the model's own {own!r}; two rotations in different "
-            "planes are no "
-            f"function of distance. Use pairing={own!r}."
-        )
+    if own is not None:
+        _check_planes(encoding, "the model's own", own, encoding.dims.channels // 2)
+    for name, part in attachments(model).items():
+        if isinstance(part.encoding, Rotary):
+            whose, pairs = f"attached {name!r}", _pairs(part.encoding)
+            _check_planes(encoding, whose, part.encoding.pairing, pairs)
     for port in ports:
         if encoding.layerwise and port.key_heads != port.heads:
             raise PositionError(
@@ -142,6 +152,25 @@ def _check(model: Any, spec: EncodingSpec, encoding: Additive | Rotary, ports: l
                 "frequencies a "
                 "head cannot turn grouped queries. Use AxialRopeSpec."
             )
+
+
+def _check_planes(encoding: Rotary, whose: str, pairing: Pairing, pairs: int) -> None:
+    """Refuse a rotation in other planes than one that is there: the two together are no function of distance."""
+    if pairing != encoding.pairing:
+        raise PositionError(
+            f"pairing {encoding.pairing!r} differs from {whose} {pairing!r}; two rotations in different planes are "
+            f"no function of distance. Use pairing={pairing!r}."
+        )
+    if pairing == "half" and pairs != _pairs(encoding):
+        raise PositionError(
+            f"spec turns {_pairs(encoding)} pairs and {whose} {pairs}; pairing 'half' joins channel i with i + pairs, "
+            f"so both must turn as many. Set rotary_dim={2 * pairs}."
+        )
+
+
+def _pairs(encoding: Rotary) -> int:
+    """Return the channel pairs that an encoding turns."""
+    return int(encoding.freqs().shape[-1])
 
 
 def _container(model: nn.Module) -> nn.Module:

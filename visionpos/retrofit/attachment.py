@@ -2,11 +2,13 @@
 
 State belongs to the call: the patch embedding opens a Call, each block finds the Call of its input tensor, q and k
 are turned by that Call's rotation. Recomputation under checkpointing passes the same input tensor and so finds the
-same Call. Hooks hold the Attachment, a submodule of the model, so that deepcopy and pickle carry the pair along.
+same Call. What is handed on within a call stays in its thread. Hooks hold the Attachment, a submodule of the model, so
+that deepcopy and pickle carry the pair along.
 """
 
 from __future__ import annotations
 
+import threading
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -24,11 +26,12 @@ if TYPE_CHECKING:
 
 
 class Call:
-    """What one forward pass knows: its grid, where its tokens are, and which of them were kept."""
+    """What one forward pass knows: its grid, where its tokens are, which of them were kept, and how strongly they turn."""
 
-    def __init__(self, grid: Grid, coords: Tensor | None, task: int) -> None:
+    def __init__(self, grid: Grid, coords: Tensor | None, constant: float, task: int) -> None:
         self.grid = grid
         self.coords = coords  # [n, axes], or [draws, n, axes]
+        self.constant = constant  # of this pass: a schedule may move on before the backward pass recomputes it
         self.kept: Tensor | None = None  # [b, kept] after patch dropout
         self.task = task
         self.rotation: Rotation | None = None  # shared by the layers, where nothing learns
@@ -40,17 +43,43 @@ class Call:
 
 
 class _Relay:
-    """The call in progress. It is never copied: a copy of the model starts without one."""
+    """What one hook hands to the next within a call: a slot a thread. A copy of the model starts with empty slots."""
 
     def __init__(self) -> None:
-        self.call: Call | None = None
-        self.generator: torch.Generator | None = None
+        self.latest: Any = None
+        self.traced = False
+        self.own = threading.local()
+
+    def put(self, value: Any) -> None:
+        """Hand a value on."""
+        self.latest, self.traced = value, torch.compiler.is_compiling()
+        if not self.traced:
+            self.own.value = value
+
+    def get(self) -> Any:
+        """Return what was handed on last, in this thread; a graph is traced in one thread, and knows no slots."""
+        if torch.compiler.is_compiling() or self.traced:
+            return self.latest
+        return getattr(self.own, "value", None)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> _Relay:
         return _Relay()
 
     def __reduce__(self) -> tuple[type[_Relay], tuple[()]]:
         return (_Relay, ())
+
+
+class _Source:
+    """A random generator that copies leave behind: they use torch's default."""
+
+    def __init__(self, generator: torch.Generator | None = None) -> None:
+        self.generator = generator
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> _Source:
+        return _Source()
+
+    def __reduce__(self) -> tuple[type[_Source], tuple[()]]:
+        return (_Source, ())
 
 
 class Attachment(nn.Module):
@@ -79,7 +108,7 @@ class Attachment(nn.Module):
         self.constant = _checked(strength)
         self.learned_strength = nn.Parameter(torch.tensor(self.constant)) if learn else None
         self.relay = _Relay()
-        self.relay.generator = generator
+        self.source = _Source(generator)
 
     @property
     def strength(self) -> Tensor | float:
@@ -118,9 +147,9 @@ class Attachment(nn.Module):
                 scope
             ]
             coords = self.encoding.points(
-                grid, device=like.device, generator=self.relay.generator, draws=draws
+                grid, device=like.device, generator=self.source.generator, draws=draws
             )
-        self.relay.call = Call(grid, coords, graph_task())
+        self.relay.put(Call(grid, coords, self.constant, graph_task()))
 
     def rotation(self, call: Call, layer: int, prefix: int) -> Rotation:
         """Return the rotation of all tokens of one layer, prefix tokens standing still."""
@@ -135,8 +164,9 @@ class Attachment(nn.Module):
         turns = self.encoding.angles(coords, layer)  # [(b,) (heads,) n, pairs]
         if coords.ndim > 2 and turns.ndim == 3:
             turns = turns.unsqueeze(1)  # one draw a sample: [b, 1, n, pairs]
-        if self.learned_strength is not None or self.constant != 1.0:
-            turns = turns * self.strength
+        if self.learned_strength is not None or call.constant != 1.0:
+            strength = call.constant if self.learned_strength is None else self.learned_strength
+            turns = turns * strength
         rotation = Rotation.of(turns, self.encoding.pairing)
         rotation = rotation if call.kept is None else rotation.select(call.kept)
         rotation = rotation.padded(prefix)
@@ -180,7 +210,7 @@ class DropHook:
 
     def __call__(self, module: Any, args: tuple[Tensor, ...], output: Any) -> None:  # noqa: ARG002 (torch's signature)
         """Record `output[1]`, the kept indices."""
-        call = self.owner.relay.call
+        call: Call | None = self.owner.relay.get()
         if not self.owner.idle and call is not None:
             call.kept = output[1]
 
@@ -191,64 +221,49 @@ class BlockHooks:
     def __init__(self, owner: Attachment, name: str, layer: int) -> None:
         self.owner, self.layer = owner, layer
         self.tag = f"_visionpos_{name}"
-        self.relay = _BlockRelay()
+        self.relay = _Relay()  # (rotation, backward pass) while the block runs
 
     def enter(self, x: Tensor) -> None:
         """Find the call of the block's input and form this layer's rotation."""
         if self.owner.idle:
             return
-        call = self.owner.relay.call if torch.compiler.is_compiling() else self._call_of(x)
-        if call is None:
+        call = self._call_of(x)
+        prefix = self.owner.encoding.dims.prefix
+        if x.shape[1] != prefix + call.tokens:
             raise PositionError(
-                "a block ran before patch_embed, so its grid is unknown; run the whole model, or detach the encoding."
+                f"block {self.layer} got {x.shape[1]} tokens; {call.tokens} patches and {prefix} prefix tokens were "
+                "expected. Tokens may be dropped by patch_drop_rate alone, whose indices are followed; attach again "
+                "after a change of prefix tokens."
             )
-        prefix = x.shape[1] - call.tokens
-        if prefix < 0:
-            raise PositionError(
-                f"block {self.layer} got {x.shape[1]} tokens for a grid of {call.tokens}; tokens were dropped or "
-                "merged "
-                "between patch_embed and the block. Use patch_drop_rate, whose kept indices are followed."
-            )
-        self.relay.rotation = self.owner.rotation(call, self.layer, prefix)
-        self.relay.task = graph_task()
-        if not torch.compiler.is_compiling():
-            setattr(x, self.tag, call)
+        self.relay.put((self.owner.rotation(call, self.layer, prefix), graph_task()))
+        setattr(x, self.tag, call)
 
     def leave(self, x: Tensor, output: Any) -> None:
         """Tag the output with the call, so that a checkpointed run of several blocks finds it."""
-        self.relay.rotation = None
-        if self.owner.idle or torch.compiler.is_compiling():
+        self.relay.put(None)
+        if self.owner.idle:
             return
         call = getattr(x, self.tag, None)
         if call is not None and isinstance(output, torch.Tensor):
             setattr(output, self.tag, call)
 
-    def _call_of(self, x: Tensor) -> Call | None:
+    def _call_of(self, x: Tensor) -> Call:
         """Return the call that this tensor belongs to; in a backward pass never another one."""
         call: Call | None = getattr(x, self.tag, None)
         if call is not None:
             return call
-        latest = self.owner.relay.call
-        if latest is not None and latest.task != graph_task():
+        latest: Call | None = self.owner.relay.get()
+        task = graph_task()
+        if latest is None and task == -1:
+            raise PositionError(
+                "a block ran before patch_embed, so its grid is unknown; run the whole model, or detach the encoding."
+            )
+        if latest is None or (latest.task != task and not torch.compiler.is_compiling()):
             raise PositionError(
                 f"block {self.layer} is recomputed in a backward pass on a copy of its input, so its grid is unknown "
                 "(re-entrant checkpointing). Use checkpoint(block, x, use_reentrant=False)."
             )
         return latest
-
-
-class _BlockRelay:
-    """The rotation that one block is using right now; never copied."""
-
-    def __init__(self) -> None:
-        self.rotation: Rotation | None = None
-        self.task = -1
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> _BlockRelay:
-        return _BlockRelay()
-
-    def __reduce__(self) -> tuple[type[_BlockRelay], tuple[()]]:
-        return (_BlockRelay, ())
 
 
 class EnterHook:
@@ -288,17 +303,15 @@ class TurnHook:
         """Return q or k turned, or None to leave it."""
         if self.owner.idle:
             return None
-        relay = self.block.relay
-        if relay.rotation is None or (
-            not torch.compiler.is_compiling() and relay.task != graph_task()
-        ):
+        handed: tuple[Rotation, int] | None = self.block.relay.get()
+        if handed is None or (not torch.compiler.is_compiling() and handed[1] != graph_task()):
             raise PositionError(
                 f"attention of block {self.block.layer} ran without its block, so the grid of this call is unknown. "
                 "Checkpoint blocks by calling them: checkpoint(block, x, use_reentrant=False), not block.forward."
             )
         if self.layout == "bnhd":
-            return turn(output.transpose(1, 2), relay.rotation).transpose(1, 2)
-        return turn(output, relay.rotation)
+            return turn(output.transpose(1, 2), handed[0]).transpose(1, 2)
+        return turn(output, handed[0])
 
 
 class RecordingDrop(nn.Module):

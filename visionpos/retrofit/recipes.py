@@ -11,7 +11,7 @@ from typing import Any
 
 from visionpos.config import read_yaml, shipped
 from visionpos.errors import ConfigError
-from visionpos.geometry.resample import recipe_of
+from visionpos.geometry.recipes import recipe_of
 
 
 def recipe_for(model: Any) -> tuple[str, str]:

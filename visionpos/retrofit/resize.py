@@ -14,7 +14,7 @@ from torch import nn
 from visionpos.encodings import AxialRopeSpec, MixedRopeSpec
 from visionpos.errors import PositionError
 from visionpos.geometry import Grid, resample
-from visionpos.geometry.resample import recipe_of
+from visionpos.geometry.recipes import recipe_of
 from visionpos.retrofit.attach import attachments
 from visionpos.retrofit.recipes import recipe_for
 from visionpos.retrofit.rope import own_rope, set_extent, spec_of_rope, with_extent

@@ -64,14 +64,8 @@ class PerSecond:
             frames: number of grid steps.
 
         Example:
-            >>> int(PerSecond(per_second=25).offsets(Fraction(2, 25), 6)[5])
-            10
-            >>> int(
-            ...     PerSecond(per_second=25, arithmetic="float32_seconds").offsets(
-            ...         Fraction(2, 25), 6
-            ...     )[5]
-            ... )
-            9
+            >>> PerSecond(per_second=Fraction(25)).offsets(Fraction(2, 25), 6).tolist()
+            [0, 2, 4, 6, 8, 10]
         """
         if isinstance(clock, tuple):
             return self._counted([(time * self.per_second).as_integer_ratio() for time in clock])
@@ -148,6 +142,10 @@ class Rule:
         if self.cell_step <= 0:
             raise ConfigError(
                 f"cell_step is {self.cell_step}; a step above 0 is required. Use 1, or a fraction as 1/16."
+            )
+        if isinstance(self.frame_step, int) and self.frame_step < 0:
+            raise ConfigError(
+                f"frame_step is {self.frame_step}; ids that never fall from frame to frame are required. Use 0 or more."
             )
         if (self.origin == "zero" or "ordinal" in self.axes) and "index" not in self.axes:
             raise ConfigError(

@@ -9,12 +9,9 @@ import math
 import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from visionpos.errors import PositionError
-
-if TYPE_CHECKING:
-    from visionpos.vlm.tokens import Tokenizer
+from visionpos.vlm.tokens import Tokenizer, encode
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +66,6 @@ class Text:
             >>> Text.of("a cat", {"a": 1, "cat": 2}).token_ids
             (1, 2)
         """
-        from visionpos.vlm.tokens import encode
-
         return cls(text, token_ids=encode(text, tokenizer))
 
 

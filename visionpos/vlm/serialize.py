@@ -13,7 +13,7 @@ from typing import Literal
 
 from visionpos.errors import PositionError
 from visionpos.geometry import Grid
-from visionpos.vlm.grammar import StreamSpec, VideoStreamSpec, Wrap
+from visionpos.vlm.grammar import StreamSpec, VideoStreamSpec, Wrap, Written
 from visionpos.vlm.stream import IMAGE, VIDEO, Cells, Marker, Run, Words
 from visionpos.vlm.tiling import Plan
 from visionpos.vlm.tokens import Tokenizer, encode_joined
@@ -151,7 +151,7 @@ def _wrapped(
         return [
             Marker(segment=segment, name=marker, node=node, edge=edge, view=view)
             if isinstance(marker, str)
-            else words(segment, _written(marker.text, marker.fields, seconds, segment))
+            else words(segment, _written(marker, seconds))
             for marker in wrap.at(edge)
         ]
 
@@ -162,11 +162,11 @@ def _wrapped(
     return runs + markers("after")
 
 
-def _written(text: str, fields: tuple[str, ...], seconds: float | None, segment: int) -> str:
-    """Return a text with the time of its frame filled in."""
-    if fields and seconds is None:
+def _written(marker: Written, seconds: float | None) -> str:
+    """Return the text of a marker with the time of its frame filled in."""
+    if marker.fields and seconds is None:
         raise PositionError(
-            f"Video in segment {segment} has no seconds; this family writes the time of every frame. "
+            "Video has no seconds; this family writes the time of every frame. "
             "Pass Video(size_hw, seconds=[time of every sampled frame])."
         )
-    return text.format(seconds=seconds)
+    return marker.text.format(seconds=seconds)

@@ -216,14 +216,14 @@ class _Runs:
         found = int(runs[run]) - (int(filled[unit - 1]) if unit else 0)
         if unit == len(filled):
             raise PositionError(
-                f"row {self.row[run]}: {name} {len(set(item))} has {found} tokens in modality and no grid; every {name} "
-                f"needs one. Pass all {name}_grids in reading order over the batch, and type generated placeholders 0."
+                f"row {self.row[run]}: {name} {len(set(item))} has {found} tokens in modality and no grid; every one "
+                f"needs a grid. Pass all {name}_grids in reading order over the batch; type generated placeholders 0."
             )
         size = tuple(int(side) for side in shape[unit])
         raise PositionError(
-            f"row {self.row[run]}: {name} {item[unit]} has {found} tokens in modality and its grid {size} (t, y, x) has "
-            f"{shape[unit].prod()} cells; the two must be equal. Look for truncated placeholders, or grids in another "
-            "order than the tokens."
+            f"row {self.row[run]}: {name} {item[unit]} has {found} tokens in modality and its grid {size} (t, y, x) "
+            f"has {shape[unit].prod()} cells; the two must be equal. Look for truncated placeholders, or grids in "
+            "another order than the tokens."
         )
 
     def _refuse_grids(self, item: Array, filled: Array, runs: Array) -> None:

@@ -1,0 +1,89 @@
+"""Recipes: how each source resizes its position tables, by name, because they disagree."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from visionpos.errors import PositionError
+
+Kernel = Literal["bicubic", "bilinear", "nearest"]
+Sampling = Literal["half_pixel", "align_corners", "geometric"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recipe:
+    """How one source resizes its position tables.
+
+    Args:
+        kernel: interpolation kernel; "nearest" is the integer bucket floor(i * source / target).
+        coefficient: the cubic's a: -0.5 wherever PyTorch antialiases (even when enlarging), -0.75 where it does not.
+        antialias: widen the kernel by the reduction factor, as PIL does.
+        sampling: "half_pixel" aligns cell edges, "align_corners" aligns the centres of the outer cells, "geometric"
+            spaces the samples of a relative table so that short offsets keep their place (BEiT).
+        drift: DINOv2's 0.1: the scale is source / (target + drift) instead of source / target.
+
+    Raises:
+        PositionError: for a combination that no source uses.
+    """
+
+    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
+
+    kernel: Kernel = "bicubic"
+    coefficient: float = -0.5
+    antialias: bool = True
+    sampling: Sampling = "half_pixel"
+    drift: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.antialias and (
+            self.sampling != "half_pixel" or self.kernel == "nearest" or self.drift
+        ):
+            raise PositionError(
+                f"antialias with kernel {self.kernel!r}, sampling {self.sampling!r} and drift {self.drift} is no "
+                "published recipe; antialiasing needs half_pixel sampling without drift. Pass antialias=False."
+            )
+        if self.sampling == "geometric" and self.kernel != "bilinear":
+            raise PositionError(
+                f"geometric sampling with kernel {self.kernel!r} is no published recipe; use kernel='bilinear'."
+            )
+
+
+_NO_AA = Recipe(coefficient=-0.75, antialias=False)
+_PINNED = Recipe(kernel="bilinear", antialias=False, sampling="align_corners")
+
+RECIPES: dict[str, Recipe] = {
+    "timm": Recipe(),  # resample_abs_pos_embed: ViT, DeiT, EVA, BEiT
+    "dinov2": Recipe(coefficient=-0.75, antialias=False, drift=0.1),  # hub models without registers
+    "dinov2_reg": Recipe(),  # hub models with registers
+    "hf_dinov2": _NO_AA,  # transformers dinov2, ViT, CLIP, SigLIP
+    "mae": _NO_AA,  # MAE, DeiT, RoPE-ViT
+    "torchvision": Recipe(coefficient=-0.75, antialias=False, sampling="align_corners"),
+    "big_vision": _PINNED,  # scipy zoom of order 1 at load time
+    "flexivit": Recipe(kernel="bilinear"),  # jax.image.resize linear
+    "siglip2_naflex": Recipe(kernel="bilinear"),
+    "qwen3_vl": _PINNED,
+    "paddleocr_vl": Recipe(kernel="bilinear", antialias=False),
+    "kimi_k25": _NO_AA,
+    "swin": _NO_AA,  # relative table of Swin v1, per head
+    "sam": Recipe(kernel="bilinear", antialias=False),  # 1-D relative tables of SAM and ViTDet
+    "sam2": _NO_AA,  # global table of Hiera in SAM 2
+    "hiera": Recipe(),  # global table of Hiera abswin
+    "beit": Recipe(kernel="bilinear", antialias=False, sampling="geometric"),
+    "nearest": Recipe(kernel="nearest", antialias=False),  # Idefics, SmolVLM, MiniCPM-V
+}
+
+
+def recipe_of(recipe: str | Recipe) -> Recipe:
+    """Return the recipe of a name, or the recipe itself.
+
+    Raises:
+        PositionError: listing the known names.
+    """
+    if isinstance(recipe, Recipe):
+        return recipe
+    if recipe not in RECIPES:
+        raise PositionError(
+            f"recipe is {recipe!r}; it must be a Recipe or one of {', '.join(sorted(RECIPES))}."
+        )
+    return RECIPES[recipe]
