@@ -4,6 +4,8 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import visionpos as vp
 from tests.reference import resampling as oracle
@@ -169,3 +171,22 @@ def test_gradient_reaches_the_prefix():
     assert (module.table.grad[0] == 0).all()
     module.prefix().sum().backward()
     assert (module.table.grad[0] == 1).all()
+
+
+@pytest.mark.xfail(
+    strict=True, reason="bug: Grid(*grid_hw) takes a third number for frames, and lacks a second"
+)
+@pytest.mark.parametrize("grid_hw", [(3, 4, 5), (3,)])
+def test_error_grid_hw_is_a_pair(grid_hw):
+    """A spec written in Python: three numbers make a table of 60 rows, one number a TypeError."""
+    with pytest.raises(PositionError, match=r"grid_hw is \(3"):
+        LearnedSpec(grid_hw=grid_hw)
+
+
+@pytest.mark.xfail(strict=True, reason="bug: device('cuda') is not equal to device('cuda:0')")
+def test_device_without_an_index():
+    """The table's own device, spelled without its index, is its device."""
+    module = learned()
+    with FakeTensorMode():
+        module.table = nn.Parameter(torch.empty(37, 6, device=torch.device("cuda", 0)))
+        assert module(Grid(3, 5), device=torch.device("cuda")).device.type == "cuda"

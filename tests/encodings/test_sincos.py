@@ -153,3 +153,12 @@ def test_error_dialect():
 def test_error_theta():
     with pytest.raises(PositionError, match=r"theta is 0\.0"):
         vp.build(SinCosSpec(theta=0.0), Dims(embed_dim=8, num_heads=1, depth=1))
+
+
+@pytest.mark.xfail(strict=True, reason="bug: theta is raised to a power before it is checked")
+@pytest.mark.parametrize("theta", [-1.0, 1e300])
+def test_error_theta_of_big_vision(theta):
+    with pytest.raises(PositionError, match=r"theta is"):
+        vp.build(
+            SinCosSpec(dialect="big_vision", theta=theta), Dims(embed_dim=8, num_heads=1, depth=1)
+        )

@@ -331,3 +331,26 @@ def test_device(name, device):
     there = vp.coordinates(Grid(3, 5), SCHEMES[name][0], device=device)
     assert there.device.type == device.type
     torch.testing.assert_close(there.cpu(), vp.coordinates(Grid(3, 5), SCHEMES[name][0]))
+
+
+@pytest.mark.xfail(strict=True, reason="bug: linspace bakes the side in, one graph a size")
+def test_compile_endpoint():
+    """The one unit that compiles once a size; DESIGN.md 5b asks for one graph for all sizes."""
+    spec = SCHEMES["endpoint"][0]
+    assert graphs_of(lambda h, w: vp.coordinates(Grid(h, w), spec), SIZES) == 1
+
+
+@pytest.mark.xfail(strict=True, reason="doubtful: fields that have no effect are taken in silence")
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"unit": "endpoint", "offset": 1.0},
+        {"unit": "endpoint", "normalize": "max"},
+        {"unit": "index", "normalize": "max"},
+        {"unit": "centred", "normalize": "max", "extent": "index", "trained_shape": (4, 4)},
+    ],
+)
+def test_error_fields_without_effect(fields):
+    """A field that would be ignored is a silent mistake of the caller; the message names it."""
+    with pytest.raises(PositionError):
+        CoordSpec(**fields)

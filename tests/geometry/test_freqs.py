@@ -349,3 +349,17 @@ def test_device(device):
         there = vp.angles(coords, filling(device))
         assert there.device.type == device.type
         torch.testing.assert_close(there.cpu(), vp.angles(coords.cpu(), filling(None)))
+
+
+@pytest.mark.xfail(strict=True, reason="bug: unknown words are taken for the other branch")
+@pytest.mark.parametrize(
+    ("call", "match"),
+    [
+        (lambda: vp.axial_freqs(8, order="interleave"), r"order is 'interleave'; it must be"),
+        (lambda: vp.axial_freqs(8, bands="deal"), r"bands is 'deal'; it must be"),
+        (lambda: vp.section_axes((2, 1, 1), order="mixed"), r"order is 'mixed'; it must be"),
+    ],
+)
+def test_error_unknown_word(call, match):
+    with pytest.raises(PositionError, match=match):
+        call()

@@ -211,3 +211,31 @@ def test_device(device):
     there = vp.convert(weight.to(device), IL_XY, HS_YX)
     assert there.device.type == device.type
     assert torch.equal(there.cpu(), vp.convert(weight, IL_XY, HS_YX))
+
+
+@pytest.mark.xfail(
+    strict=True, reason="bug: the slot, not the axis, sets the steps of a dealt ladder"
+)
+def test_error_dealt_bands_of_another_axis_order():
+    """Dealt bands give y the even steps in y, x order and the odd ones in x, y order: other frequencies.
+
+    No permutation joins the two; converting anyway changes scores by several units.
+    """
+    source, target = (
+        Layout(head_dim=16, bands="dealt", axis_order=order) for order in ((0, 1), (1, 0))
+    )
+    with pytest.raises(PositionError, match=r"dealt.*axis"):
+        vp.channel_permutation(source, target)
+
+
+@pytest.mark.xfail(strict=True, reason="bug: unknown words are taken for the last branch")
+@pytest.mark.parametrize("field", ["pairing", "order", "bands"])
+def test_error_unknown_word(field):
+    with pytest.raises(PositionError, match=rf"{field} is 'halff'; it must be"):
+        Layout(head_dim=16, **{field: "halff"})
+
+
+@pytest.mark.xfail(strict=True, raises=ZeroDivisionError, reason="bug: no axes divide by zero")
+def test_error_no_axes():
+    with pytest.raises(PositionError, match=r"axis_order is \(\)"):
+        Layout(head_dim=16, axis_order=())

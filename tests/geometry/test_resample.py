@@ -445,3 +445,59 @@ def test_device_fake_cuda(recipe):
         out = vp.resample(table, target=Grid(3, 9), prefix=1, **where)
         assert (out.device, out.shape) == (cuda, (28, 4))
         assert vp.sample_table(table[1:], points, extent_hw=(3, 9), **where).device == cuda
+
+
+@pytest.mark.xfail(
+    strict=True, reason="bug: all antialiased weights are 0 out there, and 0 / 0 is NaN"
+)
+@pytest.mark.parametrize("recipe", ["timm", "siglip2_naflex"])
+def test_invariant_points_outside(recipe):
+    """A crop may reach over the border: no recipe answers NaN (the plain ones repeat the border cell)."""
+    points = torch.tensor([[-3.0, 0.0], [1.0, 12.0], [1.0, 1.0]])
+    out = vp.sample_table(
+        torch.randn(36, 3), points, source=Grid(4, 9), extent_hw=(4, 9), recipe=recipe
+    )
+    assert out.isfinite().all()
+
+
+@pytest.mark.xfail(
+    strict=True, reason="bug: min() lets NaN through, and the answer is a row of zeros"
+)
+def test_error_extent_is_no_number():
+    with pytest.raises(PositionError, match=r"extent_hw is \(nan, 9\)"):
+        vp.sample_table(
+            torch.ones(36, 3),
+            torch.zeros(1, 2),
+            source=Grid(4, 9),
+            extent_hw=(float("nan"), 9),
+            recipe="mae",
+        )
+
+
+@pytest.mark.xfail(
+    strict=True, raises=RuntimeError, reason="bug: torch.autocast knows no meta device"
+)
+def test_device_meta():
+    """Shapes can be asked for without memory, as timm's resize allows."""
+    table = torch.empty(37, 3, device="meta")
+    out = vp.resample(table, source=Grid(4, 9), target=Grid(3, 5), recipe="timm", prefix=1)
+    assert (out.shape, out.device.type) == ((16, 3), "meta")
+
+
+@pytest.mark.xfail(strict=True, reason="bug: unknown words are taken for the last branch")
+@pytest.mark.parametrize("field", ["kernel", "sampling"])
+def test_error_unknown_word(field):
+    with pytest.raises(PositionError, match=rf"{field} is 'cubic'; it must be"):
+        Recipe(**{field: "cubic"}, antialias=False)
+
+
+@pytest.mark.xfail(
+    strict=True,
+    reason="bug: float32 places lose up to 1.5e-5; resample forms its weights in float64",
+)
+def test_invariant_sample_is_as_precise_as_resample():
+    """The docstring says: row-major integer coords of a Grid give `resample` exactly."""
+    table, where = torch.randn(48 * 48, 8), {"source": Grid(48, 48), "recipe": "qwen3_vl"}
+    out = vp.sample_table(table, vp.coordinates(Grid(60, 36)), extent_hw=(60, 36), **where)
+    whole = vp.resample(table, target=Grid(60, 36), **where)
+    torch.testing.assert_close(out, whole, rtol=0, atol=2e-6)

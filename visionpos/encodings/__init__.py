@@ -25,7 +25,9 @@ _MODULES: dict[Any, Any] = {  # spec class -> module class
 
 def spec_types() -> dict[str, type[EncodingSpec]]:
     """Return kind -> Spec class of every encoding."""
-    return {str(next(f.default for f in fields(spec) if f.name == "kind")): spec for spec in _MODULES}
+    return {
+        str(next(f.default for f in fields(spec) if f.name == "kind")): spec for spec in _MODULES
+    }
 
 
 def build(spec: EncodingSpec, dims: Dims) -> Encoding:

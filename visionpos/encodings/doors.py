@@ -14,6 +14,7 @@ from torch import nn
 
 from visionpos.errors import PositionError
 from visionpos.geometry.coords import CoordSpec, augment, coordinates
+from visionpos.geometry.relative import distinct_offsets, relative_index
 from visionpos.geometry.freqs import angles
 from visionpos.geometry.rotation import Rotation
 
@@ -141,3 +142,70 @@ class Rotary(nn.Module, ABC):
         """Return the Rotation of one layer over a grid."""
         coords = self.points(grid, device=device, generator=generator)
         return Rotation.of(self.angles(coords, layer), self.pairing)
+
+
+class Biasing(nn.Module, ABC):
+    """An encoding that adds a function of coordinate differences to attention logits.
+
+    `values` is that function; `forward` is its dense rendering, evaluated once for each distinct difference of a grid.
+    """
+
+    spec: Any
+    dims: Dims
+
+    @abstractmethod
+    def values(self, offsets: Tensor) -> Tensor:
+        """Return `[num_heads, ...]`, the bias at differences `[..., axes]`, query minus key, in cells."""
+
+    def prefix_values(self) -> Tensor | None:
+        """Return `[num_heads, 3]`: prefix to patch, patch to prefix, prefix to prefix; None for zeros."""
+        return None
+
+    def forward(self, grid: Grid, *, prefix: int = 0, device: torch.device | None = None) -> Tensor:
+        """Return the bias of every pair of tokens, `[num_heads, prefix + n, prefix + n]`: it grows as n x n.
+
+        Args:
+            grid: tokens, row-major.
+            prefix: leading tokens without position; their rows and columns come from `prefix_values`.
+            device: where to build.
+        """
+        table = self.values(distinct_offsets(grid, device=device))  # [heads, distinct]
+        index = relative_index(grid, device=table.device)
+        patches = table.index_select(-1, index.flatten()).unflatten(-1, tuple(index.shape))
+        return patches if not prefix else self._framed(patches, prefix)
+
+    def _framed(self, patches: Tensor, prefix: int) -> Tensor:
+        """Return the patch bias with rows and columns for prefix tokens."""
+        out = torch.nn.functional.pad(patches, (prefix, 0, prefix, 0))
+        own = self.prefix_values()
+        if own is None:
+            return out
+        first = torch.arange(out.shape[-1], device=out.device) < prefix
+        rows, columns = first.unsqueeze(-1), first.unsqueeze(-2)
+        to_patch, from_patch, inside = (
+            own.unsqueeze(-1).unsqueeze(-1).unbind(1)
+        )  # each [heads, 1, 1]
+        edge = torch.where(rows & columns, inside, torch.where(rows, to_patch, from_patch))
+        return torch.where(rows | columns, edge, out)
+
+
+class QueryBiasing(nn.Module, ABC):
+    """An encoding that adds to attention logits what a query and a coordinate difference say together."""
+
+    spec: Any
+    dims: Dims
+
+    @abstractmethod
+    def forward(self, q: Tensor, grid: Grid, *, keys: Grid | None = None) -> Tensor:
+        """Return `[b, num_heads, n, m]` for queries `[b, num_heads, n, head_dim]`; keys share the grid when None."""
+
+
+class Conditional(nn.Module, ABC):
+    """An encoding that makes position out of the tokens themselves, between blocks."""
+
+    spec: Any
+    dims: Dims
+
+    @abstractmethod
+    def forward(self, tokens: Tensor, grid: Grid) -> Tensor:
+        """Return tokens `[b, prefix + n, embed_dim]` with position mixed in; prefix tokens pass unchanged."""

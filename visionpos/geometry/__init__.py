@@ -12,6 +12,7 @@ from visionpos.geometry.freqs import (
 from visionpos.geometry.grid import Grid
 from visionpos.geometry.layout import Layout, channel_permutation, convert
 from visionpos.geometry.recipes import RECIPES, Recipe
+from visionpos.geometry.relative import distinct_offsets, relative_index
 from visionpos.geometry.resample import grid_weights, resample, sample_table
 from visionpos.geometry.rotation import Rotation, rotate
 from visionpos.geometry.sections import section_axes, section_freqs
@@ -29,12 +30,14 @@ __all__ = [
     "channel_permutation",
     "convert",
     "coordinates",
+    "distinct_offsets",
     "gaussian_freqs",
     "grid_weights",
     "ladder",
     "mixed_freqs",
     "offsets",
     "period_freqs",
+    "relative_index",
     "resample",
     "rotate",
     "sample_table",

@@ -194,25 +194,19 @@ def _hook_blocks(
 
 
 def _hook_drop(model: nn.Module, path: str, attachment: Attachment) -> None:
-    """Record which tokens patch dropout keeps; a dropout without indices is replaced by one that draws alike."""
+    """Record which tokens patch dropout keeps."""
     drop = getattr(model, path, None)
-    if isinstance(drop, PatchDropout):
-        twin = PatchDropoutWithIndices(drop.prob, drop.num_prefix_tokens, drop.ordered)
-        drop = RecordingDrop(twin).train(drop.training)
-        setattr(model, path, drop)
-    if isinstance(drop, RecordingDrop):
-        drop = drop.drop
-    if isinstance(drop, PatchDropoutWithIndices):
+    if type(drop) is PatchDropout:
+        RecordingDrop.take(drop)
+    if isinstance(drop, (RecordingDrop, PatchDropoutWithIndices)):
         drop.register_forward_hook(DropHook(attachment))
 
 
 def _restore_drop(model: nn.Module, path: str) -> None:
-    """Put back a patch dropout without indices."""
+    """Give a patch dropout its own class back."""
     drop = getattr(model, path, None)
     if isinstance(drop, RecordingDrop):
-        twin: Any = drop.drop
-        plain = PatchDropout(twin.prob, twin.num_prefix_tokens, twin.ordered)
-        setattr(model, path, plain.train(drop.training))
+        RecordingDrop.release(drop)
 
 
 def _remove_hooks(module: nn.Module, owner: Attachment) -> None:

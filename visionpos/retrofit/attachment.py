@@ -12,6 +12,7 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 import torch
+from timm.layers import PatchDropout, patch_dropout_forward
 from torch import nn
 
 from visionpos.attention import turn
@@ -203,16 +204,16 @@ class GridHook:
 
 
 class DropHook:
-    """After a patch dropout that returns indices: records which tokens were kept."""
+    """After a patch dropout: records which tokens were kept."""
 
     def __init__(self, owner: Attachment) -> None:
         self.owner = owner
 
     def __call__(self, module: Any, args: tuple[Tensor, ...], output: Any) -> None:  # noqa: ARG002 (torch's signature)
-        """Record `output[1]`, the kept indices."""
+        """Record the kept indices: a second output, or what a RecordingDrop remembers."""
         call: Call | None = self.owner.relay.get()
         if not self.owner.idle and call is not None:
-            call.kept = output[1]
+            call.kept = output[1] if isinstance(output, tuple) else module.relay.get()
 
 
 class BlockHooks:
@@ -314,17 +315,32 @@ class TurnHook:
         return turn(output, handed[0])
 
 
-class RecordingDrop(nn.Module):
-    """PatchDropout that remembers which tokens it kept; the same draw, the same tokens as without it."""
+class RecordingDrop(PatchDropout):
+    """PatchDropout that remembers which tokens it kept; the same draw, the same tokens as without it.
 
-    def __init__(self, drop: nn.Module) -> None:
-        super().__init__()
-        self.drop = drop
+    A PatchDropout becomes one by its class alone, so that its rate, mode and hooks stay those of the model's own object.
+    """
+
+    relay: _Relay
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the kept tokens, `[b, prefix + kept, d]`."""
-        tokens: Tensor = self.drop(x)[0]
+        tokens, kept = patch_dropout_forward(
+            x, self.prob, self.num_prefix_tokens, self.ordered, self.training
+        )
+        self.relay.put(kept)
         return tokens
+
+    @staticmethod
+    def take(drop: Any) -> None:
+        """Make a PatchDropout record."""
+        drop.__class__, drop.relay = RecordingDrop, _Relay()
+
+    @staticmethod
+    def release(drop: Any) -> None:
+        """Make it a PatchDropout again."""
+        del drop.relay
+        drop.__class__ = PatchDropout
 
 
 def graph_task() -> int:

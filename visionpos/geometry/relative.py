@@ -1,0 +1,63 @@
+"""Relative positions: the distinct coordinate differences of a grid, and which of them every pair of tokens has."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from visionpos.geometry.grid import Grid
+
+
+def distinct_offsets(grid: Grid, *, device: torch.device | None = None) -> Tensor:
+    """Return every difference that two tokens of a grid can have, query minus key.
+
+    Args:
+        grid: h rows and w columns; t frames add a leading axis.
+        device: where to build.
+
+    Returns:
+        `[(2h - 1)(2w - 1), 2]` float32 (y, x) for one frame, `[(2t - 1)(2h - 1)(2w - 1), 3]` (t, y, x) for more, row-major
+        from the most negative difference on.
+
+    Example:
+        >>> from visionpos.geometry.grid import Grid
+        >>> distinct_offsets(Grid(1, 2)).tolist()
+        [[0.0, -1.0], [0.0, 0.0], [0.0, 1.0]]
+    """
+    sides = grid.shape if grid.frames > 1 else grid.shape[1:]
+    ticks = [torch.arange(1 - side, side, device=device, dtype=torch.float32) for side in sides]
+    return torch.stack(torch.meshgrid(*ticks, indexing="ij"), dim=-1).flatten(0, -2)
+
+
+def relative_index(grid: Grid, *, device: torch.device | None = None) -> Tensor:
+    """Return which row of `distinct_offsets` every pair of tokens has.
+
+    Args:
+        grid: the lattice.
+        device: where to build.
+
+    Returns:
+        `[n, n]` int64, query by key: it grows as n x n.
+
+    Example:
+        >>> from visionpos.geometry.grid import Grid
+        >>> relative_index(Grid(2, 2)).tolist()
+        [[4, 3, 1, 0], [5, 4, 2, 1], [7, 6, 4, 3], [8, 7, 5, 4]]
+
+    Reference:
+        Swin Transformer (arXiv 2103.14030), microsoft/Swin-Transformer: its relative_position_index.
+    """
+    sides = grid.shape if grid.frames > 1 else grid.shape[1:]
+    ticks = [torch.arange(side, device=device) for side in sides]
+    cells = torch.stack(torch.meshgrid(*ticks, indexing="ij"), dim=-1).flatten(0, -2)  # [n, axes]
+    linear = torch.zeros(grid.size, dtype=torch.int64, device=device)
+    middle = 0
+    for axis, side in enumerate(sides):
+        linear = linear * (2 * side - 1) + cells[:, axis]
+        middle = middle * (2 * side - 1) + side - 1
+    # A difference of linear numbers is the linear number of the difference, moved so that it starts at 0.
+    return linear.unsqueeze(1) - linear.unsqueeze(0) + middle
