@@ -179,9 +179,9 @@ def test_invariant_autocast_does_not_touch_the_angles(pairing: str) -> None:
 
 
 def test_error_tokens_and_channels() -> None:
-    with pytest.raises(PositionError, match="x has 6 tokens, the rotation 7"):
+    with pytest.raises(PositionError, match=r"x has 6 tokens, the rotation 7"):
         turn(torch.randn(1, 1, 6, 16), rotation((7, 8), "half"))
-    with pytest.raises(PositionError, match="x has 14 channels a head and the rotation turns 16"):
+    with pytest.raises(PositionError, match=r"x has 14 channels a head and the rotation turns 16"):
         turn(torch.randn(1, 1, 7, 14), rotation((7, 8), "adjacent"))
 
 

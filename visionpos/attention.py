@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 def turn(x: Tensor, rotation: Rotation) -> Tensor:
     """Return `rotation.apply(x)` by the fastest form for this device and dtype.
 
-    Results are bit-equal on one CPU thread. With several threads, and on CUDA, adjacent pairs may differ in the last bit: see
-    `kernels.rotate.turn_adjacent`.
+    Results are bit-equal on one CPU thread. With several threads, and on CUDA, adjacent pairs may differ in the last
+    bit: see `kernels.rotate.turn_adjacent`.
 
     Args:
         x: `[b, heads, n, head_dim]`, not changed.

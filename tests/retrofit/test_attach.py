@@ -116,7 +116,7 @@ def test_constant_angle_changes_nothing(case: Case) -> None:
 
 @pytest.mark.parametrize("case", [c for c in NAMED if c.pairing], ids=lambda case: case.name)
 def test_constant_angle_finds_the_wrong_pairing(case: Case) -> None:
-    """The probe of the test above can fail: beside the model's own rotary encoding the other pairing is not relative."""
+    """The probe above can fail: beside the model's own rotary encoding the other pairing is not relative."""
     model, x = case.build(), case.image()
     with torch.no_grad():
         features = model.forward_features(x)
@@ -250,7 +250,7 @@ PREFIXES = [
 def test_reference_prefix_is_read_from_the_model(
     kind: str, cls: bool, reg: int, bare: bool
 ) -> None:
-    """In every combination of class token, registers and no_embed_class a hand-made rotation gives the same features."""
+    """In every combination of class token, registers and no_embed_class a hand-made rotation gives the same."""
     prefix, pool = cls + reg, "token" if cls else "avg"
     model = vit(class_token=cls, reg_tokens=reg, no_embed_class=bare, global_pool=pool)
     by_hand = vit(class_token=cls, reg_tokens=reg, no_embed_class=bare, global_pool=pool)
@@ -386,7 +386,7 @@ def test_reference_grouped_queries_turn_alike() -> None:
     with torch.no_grad():
         assert apart(models[0].forward_features(x), models[1].forward_features(x)) < 1e-6
     fresh = opened(Eva(img_size=(64, 96), depth=2, embed_dim=64, num_heads=2, **kinds))
-    with pytest.raises(PositionError, match="2 query heads and 1 key heads.*AxialRopeSpec"):
+    with pytest.raises(PositionError, match=r"2 query heads and 1 key heads.*AxialRopeSpec"):
         retrofit.attach(fresh, vp.MixedRopeSpec())
 
 
@@ -485,7 +485,7 @@ def test_inputs_are_not_written_to() -> None:
 def test_error_attached_twice() -> None:
     model = vit()
     retrofit.attach(model, vp.AxialRopeSpec())
-    with pytest.raises(PositionError, match="name 'axial_rope' is already attached; detach"):
+    with pytest.raises(PositionError, match=r"name 'axial_rope' is already attached; detach"):
         retrofit.attach(model, vp.AxialRopeSpec())
 
 
@@ -494,7 +494,7 @@ def test_error_attached_twice() -> None:
 )
 def test_error_name_that_a_module_cannot_bear(name: str) -> None:
     model = vit()
-    with pytest.raises(PositionError, match="name is"):
+    with pytest.raises(PositionError, match=r"name is"):
         retrofit.attach(model, vp.AxialRopeSpec(), name=name)
     assert_untouched(model)
 
@@ -509,14 +509,14 @@ def test_error_second_rotation_in_other_planes() -> None:
     """Two rotations in different planes are no function of distance, whoever owns the first."""
     own = Case("vit_small_patch16_dinov3", 16, "half").build()
     with pytest.raises(
-        PositionError, match="'adjacent' differs from the model's own 'half'.*Use pairing='half'"
+        PositionError, match=r"'adjacent' differs from the model's own 'half'.*Use pairing='half'"
     ):
         retrofit.attach(own, vp.AxialRopeSpec())
     assert_untouched(own)
     model = vit()
     retrofit.attach(model, vp.AxialRopeSpec())
     with pytest.raises(
-        PositionError, match="'half' differs from .*'adjacent'.*Use pairing='adjacent'"
+        PositionError, match=r"'half' differs from .*'adjacent'.*Use pairing='adjacent'"
     ):
         retrofit.attach(model, vp.MixedRopeSpec(pairing="half"))
     assert list(retrofit.attachments(model)) == ["axial_rope"]
@@ -525,11 +525,11 @@ def test_error_second_rotation_in_other_planes() -> None:
 def test_error_half_planes_of_another_width() -> None:
     """Half pairing joins channel i with i + pairs: a rotation of fewer pairs lies in other planes."""
     own = Case("vit_small_patch16_dinov3", 16, "half").build()
-    with pytest.raises(PositionError, match="turns 8 pairs and the model's own 16.*rotary_dim=32"):
+    with pytest.raises(PositionError, match=r"turns 8 pairs and the model's own 16.*rotary_dim=32"):
         retrofit.attach(own, vp.AxialRopeSpec(pairing="half", rotary_dim=16))
     model = vit()
     retrofit.attach(model, vp.AxialRopeSpec(pairing="half", rotary_dim=16), name="part")
-    with pytest.raises(PositionError, match="turns 16 pairs and attached 'part' 8.*rotary_dim=16"):
+    with pytest.raises(PositionError, match=r"turns 16 pairs and attached 'part' 8.*rotary_dim=16"):
         retrofit.attach(model, vp.AxialRopeSpec(pairing="half"))
     # Adjacent planes are the same whatever their number.
     other = vit()
@@ -539,7 +539,7 @@ def test_error_half_planes_of_another_width() -> None:
 
 def test_error_prefix_rows_in_an_attached_table() -> None:
     model = vit()
-    with pytest.raises(PositionError, match="1 prefix_rows.*Set prefix_rows=0"):
+    with pytest.raises(PositionError, match=r"1 prefix_rows.*Set prefix_rows=0"):
         retrofit.attach(model, vp.LearnedSpec(grid_hw=(4, 6), prefix_rows=1))
     assert_untouched(model)
 
@@ -547,28 +547,28 @@ def test_error_prefix_rows_in_an_attached_table() -> None:
 @pytest.mark.parametrize("strength", [float("nan"), float("inf")])
 def test_error_strength(strength: float) -> None:
     model = vit()
-    with pytest.raises(PositionError, match="strength is .*finite"):
+    with pytest.raises(PositionError, match=r"strength is .*finite"):
         retrofit.attach(model, vp.AxialRopeSpec(), strength=strength)
     assert_untouched(model)
     attachment = retrofit.attach(model, vp.AxialRopeSpec(), strength=0.5)
-    with pytest.raises(PositionError, match="strength is .*finite"):
+    with pytest.raises(PositionError, match=r"strength is .*finite"):
         attachment.set_strength(strength)
     assert attachment.strength == 0.5
 
 
 def test_error_classes_without_a_row() -> None:
-    with pytest.raises(PositionError, match="ResNet, which has no row.*VisionTransformer, Eva"):
+    with pytest.raises(PositionError, match=r"ResNet, which has no row.*VisionTransformer, Eva"):
         retrofit.attach(timm.create_model("resnet18"), vp.AxialRopeSpec())
     wrapped = timm.create_model("vit_tiny_patch16_224", depth=3, features_only=True)
-    with pytest.raises(PositionError, match="FeatureGetterNet.*Unwrap"):
+    with pytest.raises(PositionError, match=r"FeatureGetterNet.*Unwrap"):
         retrofit.attach(wrapped, vp.AxialRopeSpec())
-    with pytest.raises(PositionError, match="OptimizedModule.*Unwrap"):
+    with pytest.raises(PositionError, match=r"OptimizedModule.*Unwrap"):
         retrofit.attach(torch.compile(vit()), vp.AxialRopeSpec())
 
 
 def test_error_heads_that_cannot_be_shared_out() -> None:
     model = vit(embed_dim=60, num_heads=10)
-    with pytest.raises(PositionError, match="head_dim is 6"):
+    with pytest.raises(PositionError, match=r"head_dim is 6"):
         retrofit.attach(model, vp.AxialRopeSpec())
     assert_untouched(model)
 
@@ -584,7 +584,7 @@ def test_error_block_without_a_known_attention() -> None:
     model = vit()
     model.blocks[1] = nn.Sequential(nn.LayerNorm(64), nn.Linear(64, 64))
     with pytest.raises(
-        PositionError, match="blocks.1 is a Sequential without an attention.*door add"
+        PositionError, match=r"blocks.1 is a Sequential without an attention.*door add"
     ):
         retrofit.attach(model, vp.AxialRopeSpec())
 
@@ -598,14 +598,16 @@ def test_error_tokens_dropped_or_added_on_the_way() -> None:
         tokens = model.norm_pre(model.patch_drop(model._pos_embed(model.patch_embed(x))))
         for count in (20, 24, 26, 37):
             grown = torch.cat([tokens, tokens], dim=1)[:, :count]
-            with pytest.raises(PositionError, match=f"got {count} tokens.*24 patches and 1 prefix"):
+            with pytest.raises(
+                PositionError, match=rf"got {count} tokens.*24 patches and 1 prefix"
+            ):
                 model.blocks(grown)
 
 
 def test_error_blocks_before_any_patches() -> None:
     model = vit()
     retrofit.attach(model, vp.AxialRopeSpec(), strength=1.0)
-    with pytest.raises(PositionError, match="a block ran before patch_embed.*run the whole model"):
+    with pytest.raises(PositionError, match=r"a block ran before patch_embed.*run the whole model"):
         model.blocks(torch.randn(1, 25, 64))
 
 
@@ -613,5 +615,5 @@ def test_error_attention_alone() -> None:
     model = vit()
     retrofit.attach(model, vp.AxialRopeSpec(), strength=1.0)
     model(image((64, 96)))
-    with pytest.raises(PositionError, match="attention of block 0 ran without its block"):
+    with pytest.raises(PositionError, match=r"attention of block 0 ran without its block"):
         model.blocks[0].attn(torch.randn(1, 25, 64))

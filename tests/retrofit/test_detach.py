@@ -61,7 +61,7 @@ def test_patch_dropout_comes_back(name: str, spec: Any) -> None:
     case = next(case for case in NAMED if case.name == name)
     model, x = case.build(patch_drop_rate=0.5).train(), case.image()
     drop, calls = model.patch_drop, []
-    drop.register_forward_hook(lambda module, args, output: calls.append(module))
+    drop.register_forward_hook(lambda module, *_: calls.append(module))
     before = fingerprint(model)
     torch.manual_seed(7)
     features = model.forward_features(x)
@@ -113,7 +113,7 @@ def test_one_of_two_leaves_the_other() -> None:
 def test_hooks_of_others_survive() -> None:
     model, seen = vit(), []
     for module in (model.patch_embed, model.blocks[0], model.blocks[0].attn.q_norm):
-        module.register_forward_hook(lambda module, args, output: seen.append(module))
+        module.register_forward_hook(lambda module, *_: seen.append(module))
     retrofit.attach(model, vp.AxialRopeSpec(), strength=1.0)
     retrofit.detach(model)
     model(image((64, 96)))
@@ -156,11 +156,11 @@ def test_after_set_input_size_and_resize() -> None:
 
 def test_error_nothing_to_detach() -> None:
     model = vit()
-    with pytest.raises(PositionError, match="model has no attachment; attach one first"):
+    with pytest.raises(PositionError, match=r"model has no attachment; attach one first"):
         retrofit.detach(model)
-    with pytest.raises(PositionError, match="name 'other' is not attached; attached are none"):
+    with pytest.raises(PositionError, match=r"name 'other' is not attached; attached are none"):
         retrofit.detach(model, "other")
     retrofit.attach(model, vp.AxialRopeSpec(), name="mine")
-    with pytest.raises(PositionError, match="name 'other' is not attached; attached are mine"):
+    with pytest.raises(PositionError, match=r"name 'other' is not attached; attached are mine"):
         retrofit.detach(model, "other")
     assert list(retrofit.attachments(model)) == ["mine"]

@@ -87,9 +87,9 @@ def opened(model: nn.Module, seed: int = 0) -> Any:
         noise = torch.randn(weight.shape, generator=generator).to(weight)
         if name.endswith("freqs"):
             continue
-        if name.rpartition(".")[2] in ("gamma", "gamma_1", "gamma_2"):
-            weight.copy_(1 + 0.2 * noise)
-        elif weight.ndim == 1 and name.endswith("weight"):
+        if name.rpartition(".")[2] in ("gamma", "gamma_1", "gamma_2") or (
+            weight.ndim == 1 and name.endswith("weight")
+        ):
             weight.copy_(1 + 0.2 * noise)
         elif weight.ndim == 1 or weight.ndim == 0:
             weight.copy_(0.3 * noise)

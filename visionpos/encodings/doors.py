@@ -14,8 +14,8 @@ from torch import nn
 
 from visionpos.errors import PositionError
 from visionpos.geometry.coords import CoordSpec, augment, coordinates
-from visionpos.geometry.relative import distinct_offsets, relative_index
 from visionpos.geometry.freqs import angles
+from visionpos.geometry.relative import distinct_offsets, relative_index
 from visionpos.geometry.rotation import Rotation
 
 if TYPE_CHECKING:

@@ -20,8 +20,8 @@ def distinct_offsets(grid: Grid, *, device: torch.device | None = None) -> Tenso
         device: where to build.
 
     Returns:
-        `[(2h - 1)(2w - 1), 2]` float32 (y, x) for one frame, `[(2t - 1)(2h - 1)(2w - 1), 3]` (t, y, x) for more, row-major
-        from the most negative difference on.
+        `[(2h - 1)(2w - 1), 2]` float32 (y, x) for one frame, `[(2t - 1)(2h - 1)(2w - 1), 3]` (t, y, x) for more,
+        row-major from the most negative difference on.
 
     Example:
         >>> from visionpos.geometry.grid import Grid

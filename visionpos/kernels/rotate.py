@@ -23,8 +23,8 @@ def turn_adjacent(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         cos: `[..., n, pairs]` of x's dtype.
         sin: like cos.
 
-    Bit-equal to the plain form in vector loops alone: their tails fuse multiply and add, and round once instead of twice. A
-    tail appears where pairs are no multiple of 8, and where several threads share rows unevenly.
+    Bit-equal to the plain form in vector loops alone: their tails fuse multiply and add, and round once instead of
+    twice. A tail appears where pairs are no multiple of 8, and where several threads share rows unevenly.
     """
     pairs, turns = torch.view_as_complex(x.unflatten(-1, (-1, 2))), torch.complex(cos, sin)
     if _needs_grad(x, cos):

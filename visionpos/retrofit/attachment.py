@@ -27,12 +27,14 @@ if TYPE_CHECKING:
 
 
 class Call:
-    """What one forward pass knows: its grid, where its tokens are, which of them were kept, and how strongly they turn."""
+    """What one forward pass knows: its grid, where its tokens are, which of them were kept, how strongly they turn."""
 
     def __init__(self, grid: Grid, coords: Tensor | None, constant: float, task: int) -> None:
         self.grid = grid
         self.coords = coords  # [n, axes], or [draws, n, axes]
-        self.constant = constant  # of this pass: a schedule may move on before the backward pass recomputes it
+        self.constant = (
+            constant  # of this pass: a schedule may move on before the backward pass recomputes it
+        )
         self.kept: Tensor | None = None  # [b, kept] after patch dropout
         self.task = task
         self.rotation: Rotation | None = None  # shared by the layers, where nothing learns
@@ -315,16 +317,17 @@ class TurnHook:
         return turn(output, handed[0])
 
 
-class RecordingDrop(PatchDropout):
+class RecordingDrop(PatchDropout):  # type: ignore[misc] (timm's types are skipped)
     """PatchDropout that remembers which tokens it kept; the same draw, the same tokens as without it.
 
-    A PatchDropout becomes one by its class alone, so that its rate, mode and hooks stay those of the model's own object.
+    A PatchDropout becomes one by its class alone, so that rate, mode and hooks stay those of the model's own object.
     """
 
     relay: _Relay
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the kept tokens, `[b, prefix + kept, d]`."""
+        tokens: Tensor
         tokens, kept = patch_dropout_forward(
             x, self.prob, self.num_prefix_tokens, self.ordered, self.training
         )

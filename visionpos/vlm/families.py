@@ -20,8 +20,8 @@ from visionpos.vlm.inputs import Grids
 from visionpos.vlm.instants import Seconds
 from visionpos.vlm.loading import VENDOR, family_spec, resolve
 from visionpos.vlm.segments import Audio, Image, Segment, Special, Text, Video
-from visionpos.vlm.serialize import image_runs, tokenised, video_runs, words
-from visionpos.vlm.stream import AUDIO, Marker, Run, TokenStream, Words
+from visionpos.vlm.serialize import image_runs, text_run, tokenised, video_runs
+from visionpos.vlm.stream import AUDIO, Marker, Run, TokenStream
 from visionpos.vlm.tiling import Plan, image_plan, sampled_frames, video_plan
 from visionpos.vlm.tokens import Tokenizer
 
@@ -223,7 +223,7 @@ class Family:
     def _runs(self, segment: Segment, number: int) -> list[Run]:
         """Return the runs of one segment."""
         if isinstance(segment, Text):
-            return [_text_run(segment, number)]
+            return [text_run(segment, number)]
         if isinstance(segment, Special):
             return [Marker(segment=number, name=segment.name, node="special")]
         if isinstance(segment, Image):
@@ -259,14 +259,6 @@ class Family:
             order=language.order,
             dtype=dtype,
         )
-
-
-def _text_run(text: Text, number: int) -> Words:
-    """Return a text whose length is known, or one that waits for a tokenizer."""
-    if text.tokens is None:
-        return words(number, text.text)
-    ids = None if text.token_ids is None else tuple(text.token_ids)
-    return Words(segment=number, text=text.text, count=text.tokens, token_ids=ids)
 
 
 def family(

@@ -14,6 +14,7 @@ from typing import Literal
 from visionpos.errors import PositionError
 from visionpos.geometry import Grid
 from visionpos.vlm.grammar import StreamSpec, VideoStreamSpec, Wrap, Written
+from visionpos.vlm.segments import Text
 from visionpos.vlm.stream import IMAGE, VIDEO, Cells, Marker, Run, Words
 from visionpos.vlm.tiling import Plan
 from visionpos.vlm.tokens import Tokenizer, encode_joined
@@ -29,6 +30,14 @@ def words(segment: int, text: str) -> Words:
         ('<0.5', 'seconds>')
     """
     return Words(segment=segment, text=text, count=len(text.split()), symbolic=True)
+
+
+def text_run(text: Text, segment: int) -> Words:
+    """Return a text whose length is known, or one that waits for a tokenizer."""
+    if text.tokens is None:
+        return words(segment, text.text)
+    ids = None if text.token_ids is None else tuple(text.token_ids)
+    return Words(segment=segment, text=text.text, count=text.tokens, token_ids=ids)
 
 
 def image_runs(plan: Plan, stream: StreamSpec, *, segment: int, cell: str) -> list[Run]:
