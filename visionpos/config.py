@@ -133,6 +133,9 @@ def _complaint(item: Any) -> str:
         return f"unknown key {where}; remove it or correct its spelling"
     if item["type"] == "missing":
         return f"key {where} is missing; add it"
+    if item["type"] == "value_error":  # a spec's own refusal says everything
+        message = str(item["msg"]).removeprefix("Value error, ")
+        return message if not item["loc"] else f"{where}: {message}"
     return f"{where} = {item['input']!r}: {item['msg']}"
 
 
