@@ -10,7 +10,7 @@ TEST_ENV := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 TORCHINDU
 PYTEST := $(TEST_ENV) $(BIN)/python -m pytest -q
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-slow check format bench api hooks clean
+.PHONY: help venv demo test test-slow check format bench docs api hooks clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -49,6 +49,9 @@ format: $(READY)  ## rewrite files as `make check` wants them
 
 bench: $(READY)  ## paired ratios against named peers
 	$(BIN)/python benchmarks/run.py
+
+docs: $(READY)  ## rewrite docs/dialects.md from configs/dialects/
+	$(BIN)/python -c 'import sys; from visionpos.dialects import markdown; sys.stdout.write(markdown())' > docs/dialects.md
 
 api: $(READY)  ## rewrite tests/api.json from the package; say why in CHANGELOG.md
 	$(BIN)/python -m tests.test_api --write

@@ -73,9 +73,22 @@ def encodings(
         str | None, typer.Argument(help="One shipped encoding, or a YAML file.")
     ] = None,
     overrides: Set = None,
+    diff: Annotated[
+        tuple[str, str] | None,
+        typer.Option("--diff", help="Two encodings, or two resampling recipes, to compare."),
+    ] = None,
+    grid: Annotated[
+        str, typer.Option(help="Token grid that tables are trained on, ROWSxCOLUMNS.")
+    ] = "14x14",
+    to: Annotated[
+        str | None, typer.Option(help="Token grid to compare on; --grid when absent.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
-    """List the shipped encodings, or print one resolved spec."""
+    """List the shipped encodings, print one resolved spec, or show where two dialects part."""
+    if diff is not None:
+        _show([_difference(diff, grid, to or grid)], as_json=as_json, title=" | ".join(diff))
+        return
     if name is not None:
         spec = config.load_encoding(name, overrides=overrides or ())
         print_text(
@@ -93,6 +106,22 @@ def encodings(
             {"name": key, "kind": config.load_encoding(key).kind, "source": about.get("source", "")}
         )
     _show(rows, as_json=as_json, title="Encodings")
+
+
+def _difference(pair: tuple[str, str], grid: str, to: str) -> dict[str, Any]:
+    """Return how far two encodings or recipes are apart, on a ViT-S."""
+    from visionpos import Dims, Grid
+    from visionpos.dialects import compare
+    from visionpos.geometry import RECIPES
+
+    dims = Dims(embed_dim=384, num_heads=6, depth=12)
+    shipped = config.shipped("encodings")
+    first, second = (
+        name if name in RECIPES and name not in shipped else config.load_encoding(name)
+        for name in pair
+    )
+    here, there = Grid(*_size_hw(grid)), Grid(*_size_hw(to))
+    return {"to": to, **asdict(compare(first, second, dims=dims, grid=here, to=there))}
 
 
 @app.command()
@@ -310,12 +339,10 @@ def _model(name: str, size: str | None) -> Any:
 
 
 def _size_hw(text: str) -> tuple[int, int]:
-    """Return (height, width) of a text such as 320x448."""
+    """Return (height, width) of a text such as 320x448, in pixels or tokens."""
     parts = text.lower().split("x")
     if len(parts) != 2 or not all(part.strip().isdecimal() for part in parts):
-        raise PositionError(
-            f"size is {text!r}; HEIGHTxWIDTH in pixels is required, such as 320x448."
-        )
+        raise PositionError(f"size is {text!r}; HEIGHTxWIDTH is required, such as 320x448.")
     return int(parts[0]), int(parts[1])
 
 
@@ -323,6 +350,8 @@ def _cell(value: Any) -> str:
     """Return a value as the text of a table cell."""
     if value is None or value == ():
         return ""
+    if isinstance(value, float):
+        return f"{value:.6g}"
     if isinstance(value, (tuple, list)):
         return "x".join(map(str, value)) if isinstance(value, tuple) else " ".join(map(str, value))
     return str(value)

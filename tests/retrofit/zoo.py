@@ -107,7 +107,8 @@ def image(size_hw: tuple[int, int], batch: int = 2, seed: int = 1) -> Tensor:
 
 def apart(actual: Tensor, expected: Tensor) -> float:
     """Return the norm of the difference relative to the norm of what was expected."""
-    return float((actual - expected).double().norm() / expected.double().norm())
+    wanted = expected.detach().double()
+    return float((actual.detach().double() - wanted).norm() / wanted.norm())
 
 
 def hand_rotation(

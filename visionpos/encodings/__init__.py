@@ -6,14 +6,21 @@ from dataclasses import fields
 from typing import Any
 
 from visionpos.encodings.axial import AxialRope, AxialRopeSpec
-from visionpos.encodings.doors import Additive, Dims, Rotary
+from visionpos.encodings.doors import (
+    Additive,
+    Biasing,
+    Conditional,
+    Dims,
+    QueryBiasing,
+    Rotary,
+)
 from visionpos.encodings.learned import LearnedSpec, LearnedTable
 from visionpos.encodings.mixed import MixedRope, MixedRopeSpec
 from visionpos.encodings.sincos import SinCos, SinCosSpec
 from visionpos.errors import PositionError
 
 EncodingSpec = AxialRopeSpec | LearnedSpec | MixedRopeSpec | SinCosSpec
-Encoding = Additive | Rotary
+Encoding = Additive | Rotary | Biasing | QueryBiasing | Conditional
 
 _MODULES: dict[Any, Any] = {  # spec class -> module class
     AxialRopeSpec: AxialRope,
@@ -57,6 +64,8 @@ __all__ = [
     "Additive",
     "AxialRope",
     "AxialRopeSpec",
+    "Biasing",
+    "Conditional",
     "Dims",
     "Encoding",
     "EncodingSpec",
@@ -64,6 +73,7 @@ __all__ = [
     "LearnedTable",
     "MixedRope",
     "MixedRopeSpec",
+    "QueryBiasing",
     "Rotary",
     "SinCos",
     "SinCosSpec",

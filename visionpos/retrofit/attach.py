@@ -138,6 +138,7 @@ def _check(model: Any, spec: EncodingSpec, encoding: Additive | Rotary, ports: l
         )
     if not isinstance(encoding, Rotary):
         return
+    _check_drop(model, row_of(model).patch_drop, encoding.dims.prefix)
     own = own_pairing(model)
     if own is not None:
         _check_planes(encoding, "the model's own", own, encoding.dims.channels // 2)
@@ -152,6 +153,16 @@ def _check(model: Any, spec: EncodingSpec, encoding: Additive | Rotary, ports: l
                 "frequencies a "
                 "head cannot turn grouped queries. Use AxialRopeSpec."
             )
+
+
+def _check_drop(model: Any, path: str, prefix: int) -> None:
+    """Refuse a patch dropout whose indices count from another token, as timm's distilled DeiT has it."""
+    counted = getattr(getattr(model, path, None), "num_prefix_tokens", prefix)
+    if counted != prefix:
+        raise PositionError(
+            f"{path} spares {counted} prefix tokens and the model has {prefix}; it would drop the others like patches. "
+            f"Set model.{path}.num_prefix_tokens = {prefix}."
+        )
 
 
 def _check_planes(encoding: Rotary, whose: str, pairing: Pairing, pairs: int) -> None:

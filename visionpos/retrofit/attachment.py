@@ -317,7 +317,7 @@ class TurnHook:
         return turn(output, handed[0])
 
 
-class RecordingDrop(PatchDropout):  # type: ignore[misc] (timm's types are skipped)
+class RecordingDrop(PatchDropout):  # type: ignore[misc]  # timm's types are skipped
     """PatchDropout that remembers which tokens it kept; the same draw, the same tokens as without it.
 
     A PatchDropout becomes one by its class alone, so that rate, mode and hooks stay those of the model's own object.

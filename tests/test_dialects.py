@@ -1,0 +1,55 @@
+"""The dialect registry: every reading is what its source gives, and docs/dialects.md is printed from it."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+import visionpos as vp
+from visionpos.dialects import compare, dialect_rows, markdown, reading_value
+
+ROWS = dialect_rows()
+READINGS = [(row, reading) for row in ROWS for reading in row.readings]
+DIMS = vp.Dims(embed_dim=48, num_heads=3, depth=2)
+
+
+@pytest.mark.parametrize(("row", "reading"), READINGS, ids=lambda part: getattr(part, "names", ("",))[0])
+def test_reference_readings(row, reading):
+    """Values were measured on the sources in float32 and printed with six digits."""
+    expected = torch.tensor(reading.value, dtype=torch.float64)
+    assert torch.allclose(reading_value(row, reading), expected, rtol=0, atol=3e-6)
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.topic)
+def test_invariant_readings_of_a_row_differ(row):
+    """A row that shows no difference has no place here."""
+    values = [reading_value(row, reading) for reading in row.readings]
+    for i, first in enumerate(values):
+        for second in values[i + 1 :]:
+            assert first.shape != second.shape or (first - second).abs().max() > 1e-4
+
+
+def test_docs_are_current():
+    text = (Path(__file__).parent.parent / "docs" / "dialects.md").read_text(encoding="utf-8")
+    assert text == markdown(), "run `make docs`"
+
+
+def test_compare_finds_the_drift_of_dinov2():
+    """The 0.1 moves a 37x37 table by about 16 % at 24 to 32 cells on white noise, and by nothing on its own grid."""
+    same = compare("dinov2", "hf_dinov2", dims=DIMS, grid=vp.Grid(37, 37), to=vp.Grid(37, 37))
+    assert same.largest == 0.0
+    far = compare("hf_dinov2", "dinov2", dims=DIMS, grid=vp.Grid(37, 37), to=vp.Grid(32, 32))
+    assert 0.14 < far.relative < 0.18  # facts: 0.159
+
+
+def test_compare_names_the_cell():
+    """Recipes with pinned and free corners agree in the middle of an odd grid and part at the border."""
+    pinned = compare("paddleocr_vl", "qwen3_vl", dims=DIMS, grid=vp.Grid(3, 1), to=vp.Grid(5, 1))
+    assert pinned.token_yx[0] in (1, 3)
+
+
+def test_error_two_doors():
+    with pytest.raises(vp.PositionError, match="enter by the same door"):
+        compare(vp.SinCosSpec(), vp.AxialRopeSpec(), dims=DIMS, grid=vp.Grid(3, 5), to=vp.Grid(3, 5))
+    with pytest.raises(vp.PositionError, match="'nope' is no recipe; it must be one of"):
+        compare("nope", "timm", dims=DIMS, grid=vp.Grid(3, 5), to=vp.Grid(3, 5))
