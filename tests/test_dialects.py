@@ -13,7 +13,9 @@ READINGS = [(row, reading) for row in ROWS for reading in row.readings]
 DIMS = vp.Dims(embed_dim=48, num_heads=3, depth=2)
 
 
-@pytest.mark.parametrize(("row", "reading"), READINGS, ids=lambda part: getattr(part, "names", ("",))[0])
+@pytest.mark.parametrize(
+    ("row", "reading"), READINGS, ids=lambda part: getattr(part, "names", ("",))[0]
+)
 def test_reference_readings(row, reading):
     """Values were measured on the sources in float32 and printed with six digits."""
     expected = torch.tensor(reading.value, dtype=torch.float64)
@@ -50,6 +52,8 @@ def test_compare_names_the_cell():
 
 def test_error_two_doors():
     with pytest.raises(vp.PositionError, match="enter by the same door"):
-        compare(vp.SinCosSpec(), vp.AxialRopeSpec(), dims=DIMS, grid=vp.Grid(3, 5), to=vp.Grid(3, 5))
+        compare(
+            vp.SinCosSpec(), vp.AxialRopeSpec(), dims=DIMS, grid=vp.Grid(3, 5), to=vp.Grid(3, 5)
+        )
     with pytest.raises(vp.PositionError, match="'nope' is no recipe; it must be one of"):
         compare("nope", "timm", dims=DIMS, grid=vp.Grid(3, 5), to=vp.Grid(3, 5))

@@ -1,0 +1,193 @@
+"""The command line: what it prints is what the library says; bad input is one line and exit code 2."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image as Pillow
+
+import visionpos as vp
+from visionpos import checkpoint, cli, config, retrofit
+from visionpos.vlm import Image, Text, family, family_names
+
+
+@pytest.fixture
+def run(monkeypatch, capsys):
+    """Run `visionpos ...` in this process and return (exit code, standard output, standard error)."""
+
+    def call(*words: object) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["visionpos", *map(str, words)])
+        code = 0
+        try:
+            cli.main()
+        except SystemExit as stop:
+            code = int(stop.code or 0)
+        out, err = capsys.readouterr()
+        return code, out, err
+
+    return call
+
+
+@pytest.fixture
+def photo(tmp_path):
+    """A 96 wide, 60 high picture on disk."""
+    path = tmp_path / "photo.png"
+    Pillow.fromarray(np.zeros((60, 96, 3), dtype=np.uint8)).save(path)
+    return path
+
+
+def test_encodings_lists_every_shipped_file(run):
+    code, out, _ = run("encodings", "--json")
+    assert code == 0
+    assert {row["name"] for row in json.loads(out)} == set(config.shipped("encodings"))
+
+
+def test_encodings_prints_a_spec_that_loads_again(run):
+    code, out, _ = run("encodings", "dinov3", "--set", "encoding.theta=50")
+    assert code == 0
+    spec = config.encoding_spec(config.read_yaml(out)["encoding"])
+    assert spec == config.load_encoding("dinov3", overrides=["encoding.theta=50"])
+    assert spec.theta == 50.0
+
+
+def test_encodings_diff_equals_the_library(run):
+    code, out, _ = run(
+        "encodings", "--diff", "timm", "dinov2", "--grid", "14x14", "--to", "20x30", "--json"
+    )
+    assert code == 0
+    row = json.loads(out)[0]
+    table = torch.randn(196, 384, generator=torch.Generator().manual_seed(0))
+    grids = {"source": vp.Grid(14, 14), "target": vp.Grid(20, 30)}
+    ours, theirs = (vp.resample(table, recipe=name, **grids) for name in ("timm", "dinov2"))
+    assert row["relative"] == pytest.approx(float((ours - theirs).norm() / ours.norm()), rel=0.02)
+    assert row["quantity"] == "vectors"
+
+
+def test_families_lists_all(run):
+    code, out, _ = run("families", "--json")
+    assert code == 0
+    rows = {row["name"]: row for row in json.loads(out)}
+    assert set(rows) == set(family_names())
+    assert rows["qwen3_vl"]["sections"] == "interleaved [24, 20, 20]"
+
+
+def test_describe_json_is_the_table(run):
+    code, out, _ = run("describe", "vit_tiny_patch16_224", "--size", "64x96", "--json")
+    assert code == 0
+    table = json.loads(out)[0]
+    assert (table["path"], table["grid_hw"], table["shape"]) == ("pos_embed", [4, 6], [1, 25, 192])
+
+
+def test_retrofit_then_resize_then_describe(run, tmp_path):
+    first, second = tmp_path / "a.safetensors", tmp_path / "b.safetensors"
+    options = (
+        "--encoding",
+        "rope_vit_axial",
+        "--strength",
+        0.5,
+        "--size",
+        "64x96",
+        "--output",
+        first,
+    )
+    code, out, _ = run("retrofit", "vit_tiny_patch16_224", *options)
+    assert code == 0
+    assert "strength 0.5" in " ".join(out.split())
+    code, _, _ = run("resize", first, "--size", "96x64", "--output", second)
+    assert code == 0
+    lineage = checkpoint.read_lineage(second)
+    assert lineage.image_size_hw == (96, 64)
+    assert lineage.tables["pos_embed"]["source_grid_hw"] == [14, 14]
+    model = retrofit.restore(second)
+    fresh = retrofit.create("vit_tiny_patch16_224")
+    retrofit.resize(fresh, (96, 64))
+    assert torch.equal(model.pos_embed, fresh.pos_embed), (
+        "resized from the table that was trained, not from 64x96"
+    )
+    code, out, _ = run("describe", second, "--json")
+    assert code == 0
+    assert json.loads(out)[1]["path"] == "visionpos.axial_rope"
+
+
+def test_stream_equals_the_library(run, photo):
+    code, out, _ = run("stream", photo, "--family", "qwen2_vl", "--text", "two words", "--json")
+    assert code == 0
+    said = json.loads(out)
+    fam = family("qwen2_vl")
+    stream = fam.stream([Text("two words"), Image(size_hw=(60, 96))])
+    pos = fam.position_ids(stream)
+    assert said["ids"] == pos.ids.tolist()
+    assert said["names"] == list(stream.names)
+    assert (said["length"], said["next_position"]) == (stream.length, pos.next_position.item())
+
+
+def test_stream_table_names_runs(run, photo):
+    code, out, _ = run("stream", photo)
+    assert code == 0
+    assert "<|image_pad|>" in out
+    assert "next_position" in out
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("describe", "nope"), "model 'nope' is not known to timm; did you mean"),
+        (
+            ("describe", "vit_tiny_patch16_224", "--size", "12"),
+            "size is '12'; HEIGHTxWIDTH is required",
+        ),
+        (
+            ("describe", "vit_tiny_patch16_224", "--size", "100x100"),
+            "not divisible into patches of",
+        ),
+        (("describe", "resnet18"), "has no row in the seam table"),
+        (("describe", "/nowhere/x.safetensors"), "is no file; give a .safetensors file"),
+        (("encodings", "dinov3", "--set", "encoding.thetta=3"), "unknown key thetta; remove it"),
+        (("encodings", "dinov3", "--set", "oops"), "is not key=value"),
+        (("encodings", "nothing"), "neither a readable file"),
+        (("encodings", "--diff", "mae", "dinov3"), "Choose encodings that enter by the same door"),
+        (("families", "--wrong"), "No such option"),
+        (("stream",), "media and --text are both empty"),
+        (("stream", "/nowhere.jpg"), "is not a file"),
+        (("stream", "--family", "zz", "--text", "a"), "family 'zz' is unknown; it must be one of"),
+        (("stream", "--text", "a", "--dialect", "zz"), "dialect 'zz'"),
+        (("retrofit", "vit_tiny_patch16_224"), "Missing option '--output'"),
+        (
+            ("retrofit", "vit_tiny_patch16_224", "-o", "/nowhere/a.safetensors"),
+            "is in no existing folder",
+        ),
+        (
+            ("resize", "vit_tiny_patch16_224", "--size", "0x16", "-o", "x.safetensors"),
+            "positive multiples",
+        ),
+        (("unknown",), "No such command"),
+    ],
+)
+def test_error_is_one_line_and_exit_2(run, words, message, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    code, out, err = run(*words)
+    assert code == 2
+    assert out == ""
+    assert err.startswith("visionpos: ")
+    assert err.count("\n") == 1
+    assert message in err
+    assert not list(tmp_path.iterdir()), "nothing may be written on bad input"
+
+
+def test_error_media_of_no_kind(run, tmp_path):
+    path = tmp_path / "notes.txt"
+    path.write_text("no picture")
+    code, _, err = run("stream", path)
+    assert code == 2
+    assert "neither a readable photo nor a readable video" in err
+
+
+def test_help_names_every_command(run):
+    code, out, _ = run("--help")
+    assert code == 0
+    for name in ("encodings", "families", "describe", "retrofit", "resize", "stream"):
+        assert name in out
