@@ -194,7 +194,9 @@ def test_compile_fullgraph_equals_eager(pairing: str) -> None:
     torch._dynamo.reset()
 
 
-@pytest.mark.filterwarnings("ignore:`torch.jit.trace` is deprecated:FutureWarning")
+@pytest.mark.filterwarnings(
+    "ignore:`torch.jit.trace` is deprecated:FutureWarning", "ignore::torch.jit.TracerWarning"
+)
 def test_compile_jit_trace_takes_the_plain_form() -> None:
     rot = rotation((7, 8), "adjacent")
     traced = torch.jit.trace(lambda x: turn(x, rot), packed(2, 3, 7, 16))

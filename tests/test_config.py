@@ -245,10 +245,10 @@ def test_error_read_yaml(text, match):
         ("encoding: {kind: sincos}\nthetta: 5\n", r"unknown key thetta; the top level holds"),
         (
             "encoding: {theta: 5}\n",
-            r"kind is None; it must be one of axial_rope, learned, mixed_rope, sincos",
+            r"kind is None; it must be one of .*axial_rope, .*sincos",
         ),
-        ("encoding: {kind: [rope]}\n", r"kind is \['rope'\]; it must be one of axial_rope"),
-        ("encoding: {kind: rope}\n", r"kind is 'rope'; it must be one of axial_rope"),
+        ("encoding: {kind: [rope]}\n", r"kind is \['rope'\]; it must be one of .*axial_rope"),
+        ("encoding: {kind: rope}\n", r"kind is 'rope'; it must be one of .*axial_rope"),
         (
             "encoding: {kind: sincos, thetta: 5}\n",
             r"unknown key thetta; remove it or correct its spelling",
@@ -306,7 +306,7 @@ def test_error_in_a_file(tmp_path, text, match):
 @pytest.mark.parametrize("name", ["no_such", "no/such.yaml", ""])
 def test_error_no_such_name(name):
     """A wrong name lists the shipped ones."""
-    with pytest.raises(ConfigError, match=r"neither a readable file .*Shipped: .*dinov3, eva02"):
+    with pytest.raises(ConfigError, match=r"neither a readable file .*Shipped: .*dinov3, .*eva02"):
         config.load_encoding(name)
 
 

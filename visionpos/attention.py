@@ -48,11 +48,14 @@ def turn(x: Tensor, rotation: Rotation) -> Tensor:
         or x.numel() == 0
     ):
         return rotation.apply(x)
-    dtype = torch.promote_types(x.dtype, rotation.cos.dtype)
+    dtype = torch.promote_types(torch.float32, torch.promote_types(x.dtype, rotation.cos.dtype))
     head, cos, sin = x[..., :channels].to(dtype), rotation.cos.to(dtype), rotation.sin.to(dtype)
     if rotation.pairing == "half":
         out = turn_half(head, cos, sin)
-    elif is_pairwise(head):
+    elif rotation.pairing == "half_per_axis":
+        head, cos, sin = (part.unflatten(-1, (rotation.axes, -1)) for part in (head, cos, sin))
+        out = turn_half(head, cos, sin).flatten(-2)
+    elif rotation.pairing == "adjacent" and is_pairwise(head):
         out = turn_adjacent(head, cos, sin)
     else:
         return rotation.apply(x)

@@ -6,9 +6,10 @@ Tensors and a Lineage enter and leave; nothing is unpickled or evaluated, and a 
 from __future__ import annotations
 
 import json
-import os
-import tempfile
+import secrets
+import stat
 from dataclasses import asdict, dataclass, field
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
 _KEY = "visionpos"
 _FORMAT = 1
-_HISTORY = {"source", "source_grid_hw", "recipe", "strength"}
+_HISTORY = ("source", "tables.*.source_grid_hw", "tables.*.recipe", "encodings.*.strength")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +62,7 @@ def save(path: str | Path, tensors: Mapping[str, Tensor], lineage: Lineage) -> N
     """Write tensors and lineage to one safetensors file, whole or not at all.
 
     Args:
-        path: file to write; an existing file is replaced only after the new one is complete.
+        path: file to write; an existing file is replaced only after the new one is complete, and keeps its permissions.
         tensors: name -> tensor; shared storage is written once a name.
         lineage: goes into the header.
 
@@ -75,18 +76,22 @@ def save(path: str | Path, tensors: Mapping[str, Tensor], lineage: Lineage) -> N
         )
     header = {_KEY: json.dumps({"format": _FORMAT, **lineage.data()}, sort_keys=True)}
     separate = {name: tensor.detach().clone().contiguous() for name, tensor in tensors.items()}
-    handle, draft = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
-    os.close(handle)
+    draft = target.with_name(
+        f".{secrets.token_hex(8)}.draft"
+    )  # a name as long as the target's may be too long
     try:
-        save_file(separate, draft, metadata=header)
-        Path(draft).chmod(0o644)
-        Path(draft).replace(target)
+        draft.touch(exist_ok=False)
+        example = target if target.is_file() else draft  # safetensors writes for the owner alone
+        mode = stat.S_IMODE(example.stat().st_mode)
+        save_file(separate, str(draft), metadata=header)
+        draft.chmod(mode)
+        draft.replace(target)
     except (OSError, SafetensorError) as error:
         raise PositionError(
             f"path {target} cannot be written: {error}. Check space and permissions."
         ) from None
     finally:
-        Path(draft).unlink(missing_ok=True)
+        draft.unlink(missing_ok=True)
 
 
 def load(path: str | Path) -> tuple[dict[str, Tensor], Lineage]:
@@ -130,17 +135,19 @@ def _parse_lineage(header: str, path: str) -> Lineage:
     try:
         data = json.loads(header)
         version = data.pop("format")
+        if version != _FORMAT:  # before anything else: another version has other fields
+            raise PositionError(
+                f"path {path} has lineage format {version}; this version reads {_FORMAT}. Update visionpos."
+            )
         for name in ("image_size_hw", "grid_hw"):
             data[name] = None if data.get(name) is None else tuple(data[name])
         lineage = Lineage(**data)
+    except PositionError:
+        raise
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise PositionError(
             f"path {path} has an unreadable position lineage ({error}); write it again."
         ) from None
-    if version != _FORMAT:
-        raise PositionError(
-            f"path {path} has lineage format {version}; this version reads {_FORMAT}. Update visionpos."
-        )
     return lineage
 
 
@@ -161,9 +168,9 @@ def differences(found: Lineage, expected: Lineage) -> list[str]:
 def _compare(path: str, found: Any, expected: Any, lines: list[str]) -> None:
     """Append the leaves in which two plain values differ."""
     if isinstance(found, dict) and isinstance(expected, dict):
-        for key in sorted({*found, *expected} - _HISTORY):
+        for key in sorted({*found, *expected}):
             _compare(f"{path}.{key}" if path else key, found.get(key), expected.get(key), lines)
-    elif found != expected:
+    elif found != expected and not any(fnmatchcase(path, pattern) for pattern in _HISTORY):
         lines.append(f"{path}: {found} in the file, {expected} expected")
 
 

@@ -1,5 +1,7 @@
 """Learned table: evaluated, not resized; it travels with its grid."""
 
+import math
+
 import pytest
 import torch
 from hypothesis import given
@@ -8,6 +10,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import visionpos as vp
+from tests.compiled import SIZES, graphs_of
 from tests.reference import resampling as oracle
 from tests.strategies import grids, seeds
 from visionpos import Dims, Grid, LearnedSpec, LearnedTable, PositionError
@@ -173,9 +176,6 @@ def test_gradient_reaches_the_prefix():
     assert (module.table.grad[0] == 1).all()
 
 
-@pytest.mark.xfail(
-    strict=True, reason="bug: Grid(*grid_hw) takes a third number for frames, and lacks a second"
-)
 @pytest.mark.parametrize("grid_hw", [(3, 4, 5), (3,)])
 def test_error_grid_hw_is_a_pair(grid_hw):
     """A spec written in Python: three numbers make a table of 60 rows, one number a TypeError."""
@@ -183,10 +183,175 @@ def test_error_grid_hw_is_a_pair(grid_hw):
         LearnedSpec(grid_hw=grid_hw)
 
 
-@pytest.mark.xfail(strict=True, reason="bug: device('cuda') is not equal to device('cuda:0')")
 def test_device_without_an_index():
     """The table's own device, spelled without its index, is its device."""
     module = learned()
     with FakeTensorMode():
         module.table = nn.Parameter(torch.empty(37, 6, device=torch.device("cuda", 0)))
         assert module(Grid(3, 5), device=torch.device("cuda")).device.type == "cuda"
+
+
+# Batches of several sizes: NaFlex in one product, free of token order.
+
+
+@pytest.mark.parametrize("recipe", [*RECIPES])
+@pytest.mark.parametrize("aspect", ["stretch", "square"])
+def test_invariant_batch_is_one_by_one(recipe, aspect):
+    """A padded batch of three sizes: every sample as if alone; padding is zero whatever its coordinates."""
+    spec = LearnedSpec(grid_hw=(4, 9), recipe=recipe, aspect=aspect)
+    module = LearnedTable(spec, DIMS).double()
+    shapes = [(3, 5), (8, 2), (6, 6)]
+    coords, valid = torch.full((3, 40, 2), math.nan), torch.zeros(3, 40, dtype=torch.bool)
+    for i, hw in enumerate(shapes):
+        coords[i, : hw[0] * hw[1]] = vp.coordinates(Grid(*hw))
+        valid[i, : hw[0] * hw[1]] = True
+    out = module.at(coords, torch.tensor(shapes), valid=valid)
+    assert out.isfinite().all()
+    for i, hw in enumerate(shapes):
+        alone = module.at(vp.coordinates(Grid(*hw)), hw)
+        torch.testing.assert_close(out[i, : hw[0] * hw[1]], alone, rtol=1e-12, atol=1e-12)
+        torch.testing.assert_close(alone, module(Grid(*hw)), rtol=1e-9, atol=1e-9)
+        assert (out[i, hw[0] * hw[1] :] == 0).all()
+    padded = module.batch([Grid(*hw) for hw in shapes], length=40)
+    torch.testing.assert_close(padded, out, rtol=1e-9, atol=1e-9)
+
+
+@given(grids(max_side=7), seeds())
+def test_invariant_dropped_patches_change_nothing(hw, seed):
+    """Facts 2 (big_vision, timm): the grid is not read off the largest coordinate, so dropping the last row is safe."""
+    module = learned("siglip2_naflex")
+    coords = vp.coordinates(Grid(*hw)).unsqueeze(0)
+    keep = torch.randperm(hw[0] * hw[1], generator=torch.Generator().manual_seed(seed))[:3]
+    out = module.at(coords[:, keep], torch.tensor([hw]))
+    torch.testing.assert_close(out, module.at(coords, torch.tensor([hw]))[:, keep])
+
+
+@given(grids(max_side=9), st.sampled_from(["timm", "paddleocr_vl", "qwen3_vl"]))
+def test_reference_square_aspect(hw, recipe):
+    """timm's ar_preserving: the table over the square of the longer side, cut at the grid's own sides."""
+    spec = LearnedSpec(grid_hw=(4, 9), recipe=recipe, aspect="square")
+    module = LearnedTable(spec, DIMS).double()
+    side = max(hw)
+    lattice = module.cells().detach().unflatten(0, (4, 9)).numpy()
+    square = torch.from_numpy(oracle.resized(lattice, (side, side), recipe))
+    out = module(Grid(*hw)).detach().unflatten(0, hw)
+    expected = module.cells().unflatten(0, (4, 9)) if hw == (4, 9) else square[: hw[0], : hw[1]]
+    torch.testing.assert_close(out, expected.detach(), rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize(
+    ("name", "grid_hw", "recipe", "aspect"),
+    [
+        ("siglip2_naflex", (16, 16), "siglip2_naflex", "stretch"),
+        ("idefics2_vision", (70, 70), "nearest_idefics2", "stretch"),
+        ("minicpm_v_vision", (70, 70), "nearest_idefics2", "stretch"),
+        ("radio_v3_learned", (128, 128), "qwen3_vl", "square"),
+    ],
+)
+def test_reference_shipped_vlm(name, grid_hw, recipe, aspect):
+    spec = load_encoding(name)
+    assert (spec.grid_hw, spec.recipe, spec.aspect, spec.prefix_rows) == (
+        grid_hw,
+        recipe,
+        aspect,
+        0,
+    )
+
+
+@pytest.mark.parametrize(
+    ("key", "shape", "how"),
+    [
+        ("pos_embed", (1, 37, 6), {}),
+        ("vit.embeddings.position_embeddings", (1, 37, 6), {}),
+        ("vision.position_embedding.weight", (37, 6), {}),
+        ("pos_embedding", (1, 37, 6), {}),
+    ],
+)
+def test_reference_from_source(key, shape, how):
+    """The names of timm, transformers, SigLIP and big_vision; rows as stored."""
+    table = torch.randn(shape)
+    module = LearnedTable.from_source(
+        {key: table}, LearnedSpec(grid_hw=(4, 9), prefix_rows=1), DIMS
+    )
+    assert torch.equal(module.table, table.flatten(0, -2))
+    assert torch.equal(module.prefix(), table.flatten(0, -2)[:1])
+
+
+def test_reference_from_source_maps():
+    """NHWC (1, h, w, d) and NCHW (1, d, h, w) maps hold the same rows."""
+    table, spec = torch.randn(1, 4, 9, 6), LearnedSpec(grid_hw=(4, 9))
+    last = LearnedTable.from_source({"embeds.pos_embed": table}, spec, DIMS)
+    state = {"pos_embed": table.permute(0, 3, 1, 2)}
+    first = LearnedTable.from_source(state, spec, DIMS, channels="first")
+    assert torch.equal(last.table, first.table)
+    assert torch.equal(last.table[9], table[0, 1, 0])
+
+
+def test_error_from_source():
+    """facts/users.md A12, A14: prefix rows are said, never guessed; a table with others is refused."""
+    spec = LearnedSpec(grid_hw=(14, 14), prefix_rows=1)
+    with pytest.raises(
+        PositionError, match=r"table of the state dict has shape \(196, 6\); \(197, 6\)"
+    ):
+        LearnedTable.from_source({"pos_embed": torch.zeros(1, 196, 6)}, spec, DIMS)
+    with pytest.raises(PositionError, match=r"no entry pos_embed or"):
+        LearnedTable.from_source({"decoder_pos_embed": torch.zeros(1, 197, 6)}, spec, DIMS)
+    two = {"a.pos_embed": torch.zeros(1, 197, 6), "b.pos_embed": torch.zeros(1, 197, 6)}
+    with pytest.raises(PositionError, match=r"state holds 2 entries named pos_embed"):
+        LearnedTable.from_source(two, spec, DIMS)
+
+
+def test_error_aspect():
+    with pytest.raises(PositionError, match=r"aspect is 'crop'; it must be 'stretch'"):
+        LearnedSpec(grid_hw=(4, 9), aspect="crop")
+
+
+def test_error_batches():
+    module = learned()
+    coords = torch.zeros(2, 5, 2)
+    with pytest.raises(
+        PositionError, match=r"extent_hw has shape \(2, 5, 2\) for points \(2, 5, 2\)"
+    ):
+        module.at(coords, torch.ones(2, 5, 2))
+    with pytest.raises(PositionError, match=r"valid is torch\.bool of shape \(2, 4\)"):
+        module.at(coords, (3, 5), valid=torch.ones(2, 4, dtype=torch.bool))
+    with pytest.raises(PositionError, match=r"coords_yx holds NaN or infinity"):
+        module.at(torch.full((1, 2), math.nan), (3, 5))
+    with pytest.raises(
+        PositionError, match=r"coords_yx reach 3, outside a lattice of \[3, 5\] cells.*Clamp"
+    ):
+        module.at(torch.tensor([[3.0, 1.0]]), (3, 5))
+    with pytest.raises(PositionError, match=r"coords_yx reach -1, outside a lattice of \[\[3, 5\]"):
+        module.at(coords - torch.tensor([[[0, 0]], [[0, 1]]]), torch.tensor([[3, 5], [4, 4]]))
+    with pytest.raises(PositionError, match=r"length is 14 for 1 grids of up to 15 tokens"):
+        module.batch([Grid(3, 5)], length=14)
+    with pytest.raises(PositionError, match=r"length is 0 for 0 grids"):
+        module.batch([])
+
+
+@pytest.mark.parametrize("recipe", ["siglip2_naflex", "timm", "qwen3_vl", "nearest_idefics2"])
+@pytest.mark.parametrize("aspect", ["stretch", "square"])
+def test_compile_batches(recipe, aspect):
+    """A batch with extents of its own a sample: one graph over six lengths, no sync."""
+    module = LearnedTable(LearnedSpec(grid_hw=(4, 9), recipe=recipe, aspect=aspect), DIMS)
+    calls = [
+        (torch.rand(2, h * w, 2), torch.tensor([[h, w], [w, h]]), torch.rand(2, h * w) > 0.2)
+        for h, w in SIZES
+    ]
+    assert graphs_of(lambda p, e, v: module.at(p, e, valid=v), calls) == 1
+
+
+def test_gradient_of_batches():
+    """Extents a sample, padding, nearest buckets: gradients reach the rows that were read (float64 gradcheck)."""
+    coords = torch.tensor([[[0.0, 1.0], [1.0, 0.0]], [[2.0, 1.0], [0.0, 0.0]]]).double()
+    valid = torch.tensor([[True, True], [True, False]])
+    for recipe in ("siglip2_naflex", "nearest_transformers"):
+        module = learned(recipe)
+
+        def run(table, module=module):
+            cells = module
+            del cells.table
+            cells.table = table
+            return cells.at(coords, torch.tensor([[3, 2], [5, 4]]), valid=valid)
+
+        assert torch.autograd.gradcheck(run, (learned(recipe).table,))

@@ -145,7 +145,6 @@ def test_gradient_of_frequencies():
     assert torch.autograd.gradcheck(run, (module.frequencies, q))
 
 
-@pytest.mark.xfail(strict=True, reason="bug: mixed_freqs calls .cpu(), which a meta tensor refuses")
 def test_device_meta():
     """Models are built under a meta device and filled later; the other encodings can be."""
     with torch.device("meta"):
@@ -153,9 +152,6 @@ def test_device_meta():
     assert module.frequencies.device.type == "meta"
 
 
-@pytest.mark.xfail(
-    strict=True, reason="doubtful: coordinates default to the CPU, frequencies follow them there"
-)
 def test_device_default_is_the_parameter_s():
     """A module on CUDA, called without device=, answers there and copies nothing to the host."""
     module, cuda = rope(), torch.device("cuda", 0)

@@ -351,7 +351,6 @@ def test_device(device):
         torch.testing.assert_close(there.cpu(), vp.angles(coords.cpu(), filling(None)))
 
 
-@pytest.mark.xfail(strict=True, reason="bug: unknown words are taken for the other branch")
 @pytest.mark.parametrize(
     ("call", "match"),
     [

@@ -333,7 +333,6 @@ def test_device_fake_cuda():
         assert vp.convert(q[0, 0, :16], vp.Layout(head_dim=8), vp.Layout(head_dim=8)).device == cuda
 
 
-@pytest.mark.xfail(strict=True, reason="bug: a bf16 table and a bf16 x are multiplied in bf16")
 def test_reference_half_precision_tables():
     """apply() promises float32 or better, whatever the dtypes of its parts."""
     rotation = turn(Grid(3, 5), 8, "half")

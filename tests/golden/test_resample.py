@@ -150,7 +150,7 @@ def test_golden_ramp_at_the_border():
 def test_golden_rows_stay_rows():
     """Facts 5.4 (dinov2 456): a 4x6 table of row numbers, moved to 8x3, still varies along rows alone."""
     table = torch.arange(4.0).repeat_interleave(6).unsqueeze(-1)
-    for recipe in GRIDDED:
+    for recipe in sorted(set(GRIDDED) - {"muse"}):  # whose border cells fade to zero
         out = vp.resample(table, source=Grid(4, 6), target=Grid(8, 3), recipe=recipe).unflatten(
             0, (8, 3)
         )

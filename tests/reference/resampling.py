@@ -28,9 +28,13 @@ SOURCES = {
     "kimi_k25": NO_AA,
     "swin": NO_AA,
     "sam": {"kernel": "bilinear"},
+    "hf_beit": {"kernel": "bilinear"},
     "sam2": NO_AA,
     "hiera": AA,
+    "muse": {"kernel": "bilinear", "zero_border": True},
     "nearest": {"kernel": "nearest"},
+    "nearest_idefics2": {"kernel": "nearest", "boundaries": "reciprocal"},
+    "nearest_transformers": {"kernel": "nearest", "boundaries": "quotient"},
 }
 
 
@@ -62,12 +66,16 @@ def weights(
     antialias: bool = False,
     align_corners: bool = False,
     drift: float = 0.0,
+    boundaries: str = "exact",
+    zero_border: bool = False,
 ) -> np.ndarray:
     """Return the `[target, source]` weights of one axis."""
     out = np.zeros((target, source))
     for i in range(target):
-        if kernel == "nearest":
+        if kernel == "nearest" and boundaries == "exact":
             out[i, i * source // target] = 1.0
+        elif kernel == "nearest":
+            out[i, _float32_bucket(i, source, target, boundaries)] = 1.0
         elif antialias:
             _antialiased_row(out[i], i, source / target, kernel, a)
         else:
@@ -76,8 +84,25 @@ def weights(
             else:
                 # A scale factor (target + drift) / source is handed over instead of a size.
                 place = (i + 0.5) / ((target + drift) / source) - 0.5
-            _plain_row(out[i], place, kernel, a)
+            _plain_row(out[i], place, kernel, a, zero_border=zero_border)
     return out
+
+
+def _float32_bucket(i: int, source: int, target: int, boundaries: str) -> int:
+    """Return in which of `source` buckets float32 arithmetic puts cell i of `target`.
+
+    transformers' Idefics and get_vision_nearest_position_ids count the boundaries 1/n, 2/n, ... that a fraction has
+    reached; torch.arange forms a boundary in double and rounds it to float32.
+    """
+    f32 = np.float32
+    if boundaries == "reciprocal":
+        share = min(f32(i) * (f32(1) / f32(target)), f32(1 - 1e-6))
+    else:
+        share = f32(i) / f32(target)
+    step = 1 / source
+    count = math.ceil((1.0 - step) / step)
+    reached = sum(1 for k in range(count) if f32(step + k * step) <= share)
+    return min(reached, source - 1)
 
 
 def _antialiased_row(row: np.ndarray, i: int, scale: float, kernel: str, a: float) -> None:
@@ -92,12 +117,16 @@ def _antialiased_row(row: np.ndarray, i: int, scale: float, kernel: str, a: floa
         row[j] = tap / sum(taps)
 
 
-def _plain_row(row: np.ndarray, place: float, kernel: str, a: float) -> None:
-    """Fill one row: two or four neighbours, the border cell repeated outside."""
-    if kernel == "bilinear":
+def _plain_row(
+    row: np.ndarray, place: float, kernel: str, a: float, *, zero_border: bool = False
+) -> None:
+    """Fill one row: two or four neighbours, the border cell repeated outside, or left out."""
+    if kernel == "bilinear" and not zero_border:
         place = max(place, 0.0)
     first = math.floor(place)
     for j in (first, first + 1) if kernel == "bilinear" else range(first - 1, first + 3):
+        if zero_border and not 0 <= j < len(row):
+            continue
         row[min(max(j, 0), len(row) - 1)] += _kernel(kernel, j - place, a)
 
 

@@ -106,10 +106,17 @@ def section_angles(
     return out
 
 
-def pair_channels(pairs: int, pairing: str) -> list[tuple[int, int]]:
-    """Return the two channels of every pair: "half" is (p, p + pairs), "adjacent" is (2p, 2p + 1)."""
+def pair_channels(pairs: int, pairing: str, axes: int = 2) -> list[tuple[int, int]]:
+    """Return the two channels of every pair: "half" is (p, p + pairs), "adjacent" is (2p, 2p + 1).
+
+    "half_per_axis" is "half" inside the run of channels of every axis.
+    """
     if pairing == "half":
         return [(p, p + pairs) for p in range(pairs)]
+    if pairing == "half_per_axis":
+        share = pairs // axes
+        starts = [(2 * share * (p // share), p % share) for p in range(pairs)]
+        return [(start + step, start + share + step) for start, step in starts]
     return [(2 * p, 2 * p + 1) for p in range(pairs)]
 
 

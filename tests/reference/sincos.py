@@ -1,4 +1,4 @@
-"""Fixed 2-D sin-cos by loops, one function a source: facts/vision_pe.md 1A."""
+"""Fixed sin-cos by loops, one function a source: facts/vision_pe.md 1A."""
 
 import math
 
@@ -62,4 +62,69 @@ def big_vision(height: int, width: int, dim: int, theta: float = 10000.0) -> np.
     return _table(height, width, row)
 
 
-DIALECTS = {"mae": mae, "timm": timm, "big_vision": big_vision, "vjepa": vjepa}
+def timm_reversed(height: int, width: int, dim: int, theta: float = 10000.0) -> np.ndarray:
+    """timm's reverse_coord: the tokens of the turned grid, so that they run down the columns; y and x swap places."""
+    return timm(width, height, dim, theta)
+
+
+def omdet_turbo(height: int, width: int, dim: int, theta: float = 10000.0) -> np.ndarray:
+    """OmDet-Turbo and the original RT-DETR: [sin x, cos x, sin y, cos y], tokens down the columns."""
+    freqs = _ladder(dim, theta, dim // 4)
+
+    def row(y: int, x: int) -> list[float]:
+        (sin_x, cos_x), (sin_y, cos_y) = _waves(x, freqs), _waves(y, freqs)
+        return sin_x + cos_x + sin_y + cos_y
+
+    return np.array([row(y, x) for x in range(width) for y in range(height)])
+
+
+DIALECTS = {
+    "mae": mae,
+    "timm": timm,
+    "big_vision": big_vision,
+    "vjepa": vjepa,
+    "timm_reversed": timm_reversed,
+    "omdet_turbo": omdet_turbo,
+}
+
+
+def _axis(position: int, channels: int, theta: float) -> list[float]:
+    """[sines, cosines] of one axis with a ladder of its own."""
+    sin, cos = _waves(position, [theta ** (-i / (channels // 2)) for i in range(channels // 2)])
+    return sin + cos
+
+
+def vjepa_3d(
+    frames: int, height: int, width: int, dim: int, theta: float = 10000.0, *, uniform: bool = False
+) -> np.ndarray:
+    """V-JEPA pos_embs.py 3-D: t has D/2, y and x D/4; uniform_power gives each 2 ceil(D/6) and cuts to D."""
+    widths = [2 * math.ceil(dim / 6)] * 3 if uniform else [dim // 2, dim // 4, dim // 4]
+
+    def row(*place: int) -> list[float]:
+        out = []
+        for position, channels in zip(place, widths, strict=True):
+            out += _axis(position, channels, theta)
+        return out[:dim]
+
+    return np.array(
+        [row(t, y, x) for t in range(frames) for y in range(height) for x in range(width)]
+    )
+
+
+def big_vision_3d(
+    frames: int, height: int, width: int, dim: int, theta: float = 10000.0
+) -> np.ndarray:
+    """vit-pytorch simple_vit_3d: x, y, t, a sixth of D to each wave, inclusive ladder, zeros at the end."""
+    sixth = dim // 6
+    freqs = [theta ** (-i / (sixth - 1)) for i in range(sixth)]
+
+    def row(t: int, y: int, x: int) -> list[float]:
+        out = []
+        for position in (x, y, t):
+            sin, cos = _waves(position, freqs)
+            out += sin + cos
+        return out + [0.0] * (dim - 6 * sixth)
+
+    return np.array(
+        [row(t, y, x) for t in range(frames) for y in range(height) for x in range(width)]
+    )

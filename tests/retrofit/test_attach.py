@@ -17,6 +17,7 @@ from tests.reference import coords as reference_coords
 from tests.reference import rotary as reference_rotary
 from tests.reference import sincos as reference_sincos
 from tests.retrofit.zoo import (
+    CASES,
     HEAD_DIM,
     NAMED,
     Case,
@@ -69,7 +70,7 @@ def test_strength_zero_is_exact_and_one_is_not(case: Case, kind: str) -> None:
 @pytest.mark.parametrize(
     "spec", [vp.LearnedSpec(grid_hw=(3, 5), std=0.5), vp.SinCosSpec()], ids=lambda s: s.kind
 )
-@pytest.mark.parametrize("case", NAMED, ids=lambda case: case.name)
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_strength_zero_is_exact_and_one_is_not_for_added_vectors(case: Case, spec: Any) -> None:
     model, x = case.build(), case.image()
     with torch.no_grad():
@@ -81,7 +82,7 @@ def test_strength_zero_is_exact_and_one_is_not_for_added_vectors(case: Case, spe
 
 
 @pytest.mark.parametrize("learned", [vp.AxialRopeSpec, vp.MixedRopeSpec, vp.SinCosSpec])
-@pytest.mark.parametrize("case", NAMED, ids=lambda case: case.name)
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_learned_strength_zero_is_exact_too(case: Case, learned: Any) -> None:
     """A zero angle turns nothing, and zero is added to nothing: here even a gate that learns is bit-exact."""
     model, x = case.build(), case.image()
@@ -103,7 +104,7 @@ def whole_turn(attachment: Any, angle: float, pairing: str) -> None:
     attachment.rotation = rotation
 
 
-@pytest.mark.parametrize("case", NAMED, ids=lambda case: case.name)
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_constant_angle_changes_nothing(case: Case) -> None:
     """A common turn of all q and k leaves every score; a port that touches v, or turns q alone, does not."""
     model, x = case.build(), case.image()
@@ -408,7 +409,7 @@ def test_heads_of_their_own_width(attn_type: str) -> None:
 
 
 def test_shape_of_what_is_added_to_the_model() -> None:
-    """One submodule, its parameters, and hooks of this package: two on patch_embed and a block, one on each norm."""
+    """One submodule, its parameters, and hooks of this package."""
     model = vit()
     keys = list(model.state_dict())
     attachment = retrofit.attach(model, vp.MixedRopeSpec(), learn_strength=True)
@@ -421,7 +422,7 @@ def test_shape_of_what_is_added_to_the_model() -> None:
         for name, module in model.named_modules()
         if module._forward_hooks or module._forward_pre_hooks
     }
-    expected = {"patch_embed": 1}
+    expected = {"patch_embed": 1, "norm_pre": 1}
     for layer in range(2):
         expected |= {
             f"blocks.{layer}": 2,
@@ -450,6 +451,7 @@ def test_shape_additive_hooks_nothing_but_the_patches() -> None:
 def test_mode_and_device_follow_the_model() -> None:
     model = vit().train()
     assert retrofit.attach(model, vp.MixedRopeSpec()).training
+    assert not retrofit.attach(vit(), vp.MixedRopeSpec()).training
     model.eval()
     assert not model.visionpos.mixed_rope.encoding.training
     with torch.device("meta"):
@@ -568,7 +570,7 @@ def test_error_classes_without_a_row() -> None:
 
 def test_error_heads_that_cannot_be_shared_out() -> None:
     model = vit(embed_dim=60, num_heads=10)
-    with pytest.raises(PositionError, match=r"head_dim is 6"):
+    with pytest.raises(PositionError, match=r"of head_dim 6|head_dim is 6"):
         retrofit.attach(model, vp.AxialRopeSpec())
     assert_untouched(model)
 

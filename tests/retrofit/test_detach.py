@@ -9,7 +9,7 @@ from timm.layers import PatchDropout, PatchDropoutWithIndices
 from torch import nn
 
 import visionpos as vp
-from tests.retrofit.zoo import NAMED, Case, image, vit
+from tests.retrofit.zoo import CASES, NAMED, Case, image, vit
 from visionpos import retrofit
 from visionpos.errors import PositionError
 
@@ -35,7 +35,7 @@ def fingerprint(model: nn.Module) -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize("case", NAMED, ids=lambda case: case.name)
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_outputs_and_state_come_back_bit_for_bit(case: Case) -> None:
     model, x = case.build(), case.image()
     before, was = fingerprint(model), {k: v.clone() for k, v in model.state_dict().items()}

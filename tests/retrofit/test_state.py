@@ -8,18 +8,22 @@ import io
 import pickle
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 from timm.models import checkpoint_seq
 from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.utils.checkpoint import checkpoint
 
 import visionpos as vp
-from tests.retrofit.zoo import NAMED, Case, apart, axial, hand_rotation, image, vit
+from tests.retrofit.zoo import CASES, NAMED, Case, apart, axial, hand_rotation, image, vit
 from tests.tolerances import error_ratio
 from visionpos import retrofit
 from visionpos.errors import PositionError
@@ -136,10 +140,15 @@ def test_pickle(kind: str, way: str) -> None:
         assert torch.equal(twin.forward_features(image(SIZE)), model.forward_features(image(SIZE)))
 
 
-def test_pickle_in_the_middle_of_a_call_takes_nothing_along() -> None:
+@pytest.mark.parametrize(
+    "duplicate", [copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m))], ids=["copy", "pickle"]
+)
+def test_a_copy_in_the_middle_of_a_call_takes_nothing_along(
+    duplicate: Callable[[Any], Any],
+) -> None:
     model = attached("axial")
-    model.forward_features(image(SIZE))
-    twin = pickle.loads(pickle.dumps(model))
+    model.patch_embed(image(SIZE))
+    twin = duplicate(model)
     with pytest.raises(PositionError, match=r"a block ran before patch_embed"):
         twin.blocks(torch.randn(1, 25, 64))
 
@@ -172,6 +181,22 @@ def test_sizes_in_turn_leave_nothing_behind(kind: str) -> None:
         for which in (0, 1, 0, 0, 1, 1):
             assert torch.equal(model.forward_features(images[which]), alone[which])
     assert apart(alone[0], alone[1]) > 1e-3
+
+
+@pytest.mark.parametrize("kind", ["axial", "mixed"])
+def test_two_images_embedded_before_either_meets_a_block(kind: str) -> None:
+    """Tokens carry their call along: the order in which a caller runs the halves of a model does not matter."""
+    model = attached(kind, dynamic_img_size=True)
+
+    def embedded(x: Tensor) -> Tensor:
+        return model.norm_pre(model.patch_drop(model._pos_embed(model.patch_embed(x))))
+
+    with torch.no_grad():
+        images = [image(size) for size in CROPS]
+        expected = [model.forward_features(x) for x in images]
+        tokens = [embedded(x) for x in images]
+        for which in (0, 1):
+            assert torch.equal(model.norm(model.blocks(tokens[which])), expected[which])
 
 
 @pytest.mark.parametrize("kind", ["axial", "mixed"])
@@ -278,7 +303,7 @@ def test_checkpointing_notices_a_wrong_grid() -> None:
     model = attached("axial", dynamic_img_size=True).train()
     expected = two_crops(model, features)
     hooks = model.blocks[0]._forward_pre_hooks.values()
-    latest = next(iter(hooks)).owner.relay
+    latest = next(iter(hooks)).owner.relay  # what a shared grid would be
 
     def stale(m: Any, x: Tensor) -> Tensor:
         return features(m, x, "sequence")
@@ -349,14 +374,45 @@ def test_checkpointing_while_the_strength_moves_on() -> None:
         assert_same(gradients(model, loss), expected)
 
 
+@pytest.mark.parametrize("every", [1, 2])
+@pytest.mark.parametrize("kind", ["axial", "mixed", "jitter block"])
+def test_checkpointing_reentrant(kind: str, every: int) -> None:
+    """Re-entrant recomputation runs on an alias of its input: the memory still says which call it belongs to."""
+    model = attached(kind, dynamic_img_size=True).train()
+    expected = two_crops(model, features)
+
+    def forward(m: Any, x: Tensor) -> Tensor:
+        tokens = m.norm_pre(m.patch_drop(m._pos_embed(m.patch_embed(x))))
+        return m.norm(checkpoint_seq(m.blocks, tokens, every=every, use_reentrant=True))
+
+    assert_same(two_crops(model, forward), expected)
+
+
+class CopiedInput(torch.autograd.Function):
+    """Re-entrant checkpointing that keeps a copy of its input, as offloading to another device does."""
+
+    @staticmethod
+    def forward(ctx: Any, block: nn.Module, x: Tensor) -> Tensor:
+        ctx.block, ctx.kept = block, x.detach().clone()
+        with torch.no_grad():
+            return block(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[None, Tensor]:
+        with torch.enable_grad():
+            x = ctx.kept.requires_grad_()
+            ctx.block(x).backward(grad)
+        return None, x.grad
+
+
 @pytest.mark.parametrize("kind", ["axial", "mixed"])
-def test_checkpointing_reentrant_is_refused(kind: str) -> None:
-    """Re-entrant recomputation copies its input, so the grid is lost: an error, never the grid of another crop."""
+def test_checkpointing_on_a_copy_is_refused(kind: str) -> None:
+    """Where the grid is lost there is an error, never the grid of another crop."""
     model = attached(kind, dynamic_img_size=True).train()
 
     def forward(x: Tensor) -> Tensor:
         tokens = model.norm_pre(model.patch_drop(model._pos_embed(model.patch_embed(x))))
-        return checkpoint_seq(model.blocks, tokens, use_reentrant=True)
+        return CopiedInput.apply(model.blocks[1], CopiedInput.apply(model.blocks[0], tokens))
 
     loss = sum(forward(image(size)).square().sum() for size in CROPS)
     with pytest.raises(
@@ -518,7 +574,7 @@ def test_added_vectors_come_before_the_dropout() -> None:
 # Other ways through a model.
 
 
-@pytest.mark.parametrize("case", NAMED, ids=lambda case: case.name)
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_forward_intermediates(case: Case) -> None:
     """timm's second loop over the blocks sees the same rotation."""
     model, x = case.build(), case.image()
@@ -828,3 +884,47 @@ def test_functional_call_swaps_the_attached_weights_too() -> None:
             weight.mul_(1.5)
         got = torch.func.functional_call(model, weights, (x,))
         assert torch.equal(got, twin(x))
+
+
+# Wrappers of training.
+
+
+@pytest.fixture
+def one_process(tmp_path: Path) -> Iterator[None]:
+    """A process group of this process alone."""
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def whole(gradient: Any) -> Tensor:
+    return gradient.full_tensor() if hasattr(gradient, "full_tensor") else gradient
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
+@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize("wrapper", ["ddp", "fsdp2"])
+@pytest.mark.parametrize("kind", ["axial", "mixed", "learned"])
+def test_wrappers_of_training(
+    kind: str, wrapper: str, checkpointing: bool, one_process: None
+) -> None:
+    """DDP, and FSDP2 block by block, give the gradients of the bare model: two crops, checkpoints, learned strength."""
+    model = attached(kind, strength=0.7, learn=True, dynamic_img_size=True).train()
+    expected = two_crops(model, lambda m, x: m(x))
+    model.set_grad_checkpointing(checkpointing)
+    if wrapper == "ddp":
+        wrapped: Any = nn.parallel.DistributedDataParallel(model)
+    else:
+        mesh = init_device_mesh("cpu", (1,))
+        for block in model.blocks:
+            fully_shard(block, mesh=mesh)
+        wrapped = fully_shard(model, mesh=mesh)
+    model.zero_grad()
+    torch.manual_seed(21)
+    sum(
+        wrapped(image(size, seed=seed)).square().sum() for seed, size in enumerate(CROPS)
+    ).backward()
+    for name, weight in model.named_parameters():
+        if weight.grad is not None:
+            assert apart(whole(weight.grad), expected[name]) < 1e-6, name

@@ -1,4 +1,4 @@
-"""Axial RoPE: every channel pair is turned by one axis. EVA-02, DINOv3, RoPE-ViT axial, Pixtral, Qwen-VL towers."""
+"""Axial RoPE: every channel pair is turned by one axis. EVA-02, DINOv3, RoPE-ViT axial, Pixtral, Qwen-VL, V-JEPA 2."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from visionpos.encodings.doors import Dims, Rotary
 from visionpos.errors import PositionError
+from visionpos.geometry.bands import Spacing
 from visionpos.geometry.coords import CoordSpec
-from visionpos.geometry.freqs import Bands, Order, axial_freqs, period_freqs
+from visionpos.geometry.freqs import Bands, Order, check_word
+from visionpos.geometry.layout import WORDS, AngleUnit, Layout
 from visionpos.geometry.rotation import Pairing
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
-
-_FULL_TURN = 6.283185307179586
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,18 +23,23 @@ class AxialRopeSpec:
     """Settings of axial RoPE.
 
     Args:
-        theta: ladder base; unused when periods are given.
+        theta: ladder base; unused when periods or max_freq are given.
         coords: numbering of tokens, extent and training jitter.
-        pairing: "half" or "adjacent" channels.
+        pairing: "half" or "adjacent" channels, or "half_per_axis" (Gemma 4); see `Rotation`.
         order: "contiguous" or "interleaved" share of pairs between the axes.
         bands: "shared" ladder on every axis or one "dealt" to them (Pixtral).
         axis_order: axis that owns the first, second, ... share; None is (t,) y, x.
         unit: "radians": freqs multiply coordinates directly; "turns": times 2 pi (DINOv3).
         periods: shortest and longest period in coordinate units instead of theta (DINOv3 min_period, max_period).
-        rotary_dim: channels of a head that turn; all when None.
+        rotary_dim: channels of a head that turn; all when None; "most" is the largest multiple of 2 * axes that a head
+            holds (V-JEPA 2, MiniMax M3), the rest keep their place at the end.
+        max_freq: pixel bands up to pi * max_freq / 2 instead of theta (rotary-embedding-torch, timm in_pixels).
+        spacing: of pixel bands, "linear" or "log".
+        legacy_tiling: V-JEPA 2 as released: cosines and sines tiled over adjacent pairs. That is **no rotation**: norms
+            change, and scores drift with absolute position; the released weights were trained with it.
 
     Raises:
-        PositionError: if periods are given together with another choice they exclude.
+        PositionError: if a word is unknown, or a choice is given together with another that it excludes.
     """
 
     __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
@@ -46,24 +51,45 @@ class AxialRopeSpec:
     order: Order = "contiguous"
     bands: Bands = "shared"
     axis_order: tuple[int, ...] | None = None
-    unit: Literal["radians", "turns"] = "radians"
+    unit: AngleUnit = "radians"
     periods: tuple[float, float] | None = None
-    rotary_dim: int | None = None
+    rotary_dim: int | Literal["most"] | None = None
+    max_freq: float | None = None
+    spacing: Spacing = "linear"
+    legacy_tiling: bool = False
 
     def __post_init__(self) -> None:
-        other = (self.order, self.bands, self.axis_order, self.unit)
-        if self.periods is not None and other != ("contiguous", "shared", None, "radians"):
+        for name, allowed in WORDS.items():
+            check_word(name, getattr(self, name), allowed)
+        axes = tuple(range(self.coords.axes))
+        if self.axis_order is not None and tuple(sorted(self.axis_order)) != axes:
             raise PositionError(
-                f"periods {self.periods} cannot be combined with order, bands, axis_order or unit {other}; leave "
-                "those at "
-                "their defaults, or drop periods."
+                f"axis_order is {self.axis_order}; a permutation of {axes} is required."
+            )
+        other = (self.order, self.bands, self.axis_order, self.unit)
+        for name in ("periods", "max_freq"):
+            value = getattr(self, name)
+            if value is not None and other != ("contiguous", "shared", None, "radians"):
+                raise PositionError(
+                    f"{name} {value} cannot be combined with order, bands, axis_order or unit {other}; leave those at "
+                    f"their defaults, or drop {name}."
+                )
+        if self.periods is not None and self.max_freq is not None:
+            raise PositionError(
+                f"periods {self.periods} cannot be combined with max_freq {self.max_freq}; drop one of them."
+            )
+        if self.legacy_tiling and self.pairing != "adjacent":
+            raise PositionError(
+                f"legacy_tiling cannot be combined with pairing {self.pairing!r}; it tiles adjacent pairs. Use "
+                "pairing='adjacent', or drop it."
             )
 
 
 class AxialRope(Rotary):
     """Axial rotary encoding; it has no parameters and no buffers, so no cast can touch its frequencies.
 
-    Memory of a rotation is `2 * n * pairs` float32 numbers, shared by all layers and heads.
+    Memory of a rotation is `2 * n * pairs` float32 numbers, shared by all layers and heads. Weights of another source
+    need no mapping but their channel order: `convert(weight, rope.layout, other.layout)`.
 
     Raises:
         PositionError: if the rotated channels are no multiple of 2 * axes.
@@ -76,7 +102,7 @@ class AxialRope(Rotary):
 
     Reference:
         RoPE-ViT (arXiv 2403.13298) theta 100, x first; EVA-02 (arXiv 2303.11331) theta 10000, y first; DINOv3
-        (arXiv 2508.10104) centred coordinates in turns, half pairing.
+        (arXiv 2508.10104) centred coordinates in turns, half pairing; facebookresearch/vjepa2 for legacy_tiling.
     """
 
     spec: AxialRopeSpec
@@ -84,7 +110,7 @@ class AxialRope(Rotary):
     def __init__(self, spec: AxialRopeSpec, dims: Dims) -> None:
         super().__init__()
         self.spec, self.dims = spec, dims
-        if spec.rotary_dim is not None and spec.rotary_dim > dims.channels:
+        if isinstance(spec.rotary_dim, int) and spec.rotary_dim > dims.channels:
             raise PositionError(
                 f"rotary_dim is {spec.rotary_dim} and a head has {dims.channels} channels; at most head_dim can turn."
             )
@@ -98,29 +124,35 @@ class AxialRope(Rotary):
     @property
     def pairing(self) -> Pairing:
         """Return which channels turn together."""
-        return self.spec.pairing
+        return "adjacent_tiled" if self.spec.legacy_tiling else self.spec.pairing
 
     @property
     def layerwise(self) -> bool:
         """Return False: all layers share the frequencies."""
         return False
 
-    def freqs(self, layer: int = 0, *, device: torch.device | None = None) -> Tensor:  # noqa: ARG002 (all layers alike)
-        """Return `[axes, pairs]` float32, rebuilt from the spec."""
-        spec, axes = self.spec, self.spec.coords.axes
-        head_dim = self.dims.channels if spec.rotary_dim is None else spec.rotary_dim
-        if spec.periods is not None:
-            shortest, longest = spec.periods
-            return period_freqs(
-                head_dim, shortest=shortest, longest=longest, axes=axes, device=device
-            )
-        freqs = axial_freqs(
-            head_dim,
-            theta=spec.theta,
-            axes=axes,
+    @property
+    def layout(self) -> Layout:
+        """Return the whole descriptor: channel order, speeds, coordinates and exempt tokens."""
+        spec, axes, channels = self.spec, self.spec.coords.axes, self.dims.channels
+        turned = spec.rotary_dim
+        return Layout(
+            head_dim=channels,
+            pairing=self.pairing,
+            axis_order=tuple(range(axes)) if spec.axis_order is None else spec.axis_order,
             order=spec.order,
             bands=spec.bands,
-            axis_order=spec.axis_order,
-            device=device,
+            rotary_dim=channels - channels % (2 * axes) if turned == "most" else turned,
+            theta=spec.theta,
+            unit=spec.unit,
+            periods=spec.periods,
+            max_freq=spec.max_freq,
+            spacing=spec.spacing,
+            coords=spec.coords,
+            prefix=self.dims.prefix,
+            suffix=self.dims.suffix,
         )
-        return freqs * _FULL_TURN if spec.unit == "turns" else freqs
+
+    def freqs(self, layer: int = 0, *, device: torch.device | None = None) -> Tensor:  # noqa: ARG002 (all layers alike)
+        """Return `[axes, pairs]` float32, rebuilt from the spec."""
+        return self.layout.freqs(device=device)

@@ -1,4 +1,4 @@
-"""Learned table: one vector a cell of the training grid, evaluated on any grid by a named recipe. ViT, DeiT, DINOv2."""
+"""Learned table: one vector a cell of the trained grid, evaluated on any grid by a named recipe. ViT, DINOv2."""
 
 from __future__ import annotations
 
@@ -8,14 +8,27 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 import torch
 from torch import nn
 
-from visionpos.encodings.doors import Additive, Dims
+from visionpos.encodings.doors import Additive, Dims, blanked, check_device, check_points
+from visionpos.encodings.sources import filled, required_entry
 from visionpos.errors import PositionError
 from visionpos.geometry.grid import Grid
 from visionpos.geometry.recipes import recipe_of
 from visionpos.geometry.resample import resample, sample_table
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from torch import Tensor
+
+Aspect = Literal["stretch", "square"]
+# What sources call the one table: timm, transformers' ViT and DINOv2, SigLIP and Idefics, big_vision and vit-pytorch.
+_NAMES = (
+    "pos_embed",
+    "position_embeddings",
+    "position_embedding.weight",
+    "pos_embedding",
+    "pos_embed.weight",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,6 +40,9 @@ class LearnedSpec:
         recipe: how other grids are served: the recipe of the source that wrote the weights.
         prefix_rows: rows for tokens that belong to no cell (class token, registers).
         std: standard deviation of the truncated normal start values.
+        aspect: what the table spans on a grid of other proportions: the grid itself, each axis by its own scale
+            ("stretch"), or the "square" over its longer side, of which the grid is the top left part (timm's
+            ar_preserving NaFlexVit, RADIO).
 
     Raises:
         PositionError: if the grid or a count is out of range, or the recipe is unknown.
@@ -39,13 +55,23 @@ class LearnedSpec:
     recipe: str = "timm"
     prefix_rows: int = 0
     std: float = 0.02
+    aspect: Aspect = "stretch"
 
     def __post_init__(self) -> None:
+        if len(tuple(self.grid_hw)) != 2:
+            raise PositionError(
+                f"grid_hw is {self.grid_hw}; two numbers, rows and columns, are required. Tables with frames are "
+                "SpatioTemporalSpec's."
+            )
         Grid(*self.grid_hw)
         recipe_of(self.recipe)
         if self.prefix_rows < 0 or not self.std >= 0:
             raise PositionError(
                 f"prefix_rows is {self.prefix_rows} and std {self.std}; numbers of at least 0 are required."
+            )
+        if self.aspect not in ("stretch", "square"):
+            raise PositionError(
+                f"aspect is {self.aspect!r}; it must be 'stretch' (each axis by its own scale) or 'square'."
             )
 
 
@@ -62,7 +88,9 @@ class LearnedTable(Additive):
         (torch.Size([36, 8]), torch.Size([1, 8]))
 
     Reference:
-        ViT (arXiv 2010.11929); recipes: `visionpos.geometry.recipes.RECIPES`.
+        ViT (arXiv 2010.11929); recipes: `visionpos.geometry.recipes.RECIPES`. SigLIP 2 NaFlex (arXiv 2502.14786) and
+        NaViT read a grid's size off the largest patch coordinate, so that dropped or reordered patches change every
+        code, and big_vision gives NaN beyond 64 cells a side; here the grid is an argument, and any size is served.
     """
 
     table: nn.Parameter
@@ -95,24 +123,79 @@ class LearnedTable(Additive):
         Raises:
             PositionError: if a device other than the table's is asked for.
         """
-        if device is not None and device != self.table.device:
-            raise PositionError(
-                f"device is {device} and the table is on {self.table.device}; move the module with .to({device})."
-            )
+        check_device(self.table, device)
         flat = Grid(grid.height, grid.width)
-        rows = resample(self.cells(), source=self.grid, target=flat, recipe=self.spec.recipe)
+        own = flat == self.grid  # served as it is, whatever the aspect
+        square = self.spec.aspect == "square" and not own
+        rows = resample(
+            self.cells(),
+            source=self.grid,
+            target=flat,
+            recipe=self.spec.recipe,
+            extent_hw=(max(grid.height, grid.width),) * 2 if square else None,
+        )
         return rows.repeat(grid.frames, 1) if grid.frames > 1 else rows
 
-    def at(self, coords_yx: Tensor, extent_hw: tuple[float, float]) -> Tensor:
-        """Return the table at any points: dropped tokens, crops, tiles, packed images.
+    def at(
+        self,
+        coords_yx: Tensor,
+        extent_hw: tuple[float, float] | Tensor,
+        *,
+        valid: Tensor | None = None,
+    ) -> Tensor:
+        """Return the table at any points: dropped tokens, crops, tiles, packed images, batches of several sizes.
+
+        The order of the points is free, and no point changes another's code.
 
         Args:
             coords_yx: `[..., n, 2]` in cells of a lattice; whole numbers are its cell centres.
-            extent_hw: how many of those cells span the whole table.
+            extent_hw: how many of those cells span the whole table; a tensor `[..., 2]` gives every sample its own.
+            valid: `[..., n]`, True where there is a token; the others get zeros, whatever their coordinates.
 
         Returns:
             `[..., n, embed_dim]`.
+
+        Raises:
+            PositionError: if shapes do not match, the extent is not positive, or (on the CPU, where the check costs no
+                wait) a point is not finite or outside the lattice.
         """
-        return sample_table(
-            self.cells(), coords_yx, source=self.grid, extent_hw=extent_hw, recipe=self.spec.recipe
+        points = coords_yx if valid is None else blanked(coords_yx, valid)
+        check_points(points, 2, "coords_yx", extent=extent_hw)
+        if self.spec.aspect == "square":
+            extent_hw = _squared(extent_hw)
+        rows = sample_table(
+            self.cells(), points, source=self.grid, extent_hw=extent_hw, recipe=self.spec.recipe
         )
+        return rows if valid is None else blanked(rows, valid)
+
+    @classmethod
+    def from_source(
+        cls,
+        state: Mapping[str, Tensor],
+        spec: LearnedSpec,
+        dims: Dims,
+        *,
+        channels: Literal["last", "first"] = "last",
+    ) -> LearnedTable:
+        """Return the encoding with the table of a source's state dict.
+
+        Args:
+            state: one entry named `pos_embed` (timm), `position_embeddings` (transformers), `position_embedding.weight`
+                (SigLIP, Idefics) or `pos_embedding` (big_vision, vit-pytorch), under any path.
+            spec: its grid, its prefix rows and its recipe.
+            dims: sizes of the model.
+            channels: "last" for rows `(1, n, d)`, `(n, d)`, `(1, h, w, d)`; "first" for maps `(1, d, h, w)` (PiT).
+
+        Raises:
+            PositionError: if the entry is missing, ambiguous, or has other rows than the spec says.
+        """
+        table = required_entry(state, *_NAMES)
+        rows = (table if channels == "last" else table.movedim(-3, -1)).flatten(0, -2)
+        return filled(cls(spec, dims), {"table": rows}, source="the state dict")
+
+
+def _squared(extent_hw: tuple[float, float] | Tensor) -> tuple[float, float] | Tensor:
+    """Return the extent of the square over the longer side."""
+    if isinstance(extent_hw, torch.Tensor):
+        return extent_hw.amax(-1, keepdim=True).expand_as(extent_hw)
+    return (max(extent_hw), max(extent_hw))

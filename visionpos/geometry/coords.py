@@ -1,4 +1,4 @@
-"""Coordinates: where the tokens of a grid are, and how training moves them.
+"""Coordinates: where the tokens of a grid are; `augment` moves them in training.
 
 A Grid and a CoordSpec enter; `[n, axes]` numbers leave, axes ordered (t,) y, x, tokens row-major.
 """
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from visionpos.geometry.grid import Grid
 
-Unit = Literal["index", "centred", "endpoint", "fractional"]
+Unit = Literal["index", "centred", "endpoint", "fractional", "span"]
 Normalize = Literal["separate", "min", "max"]
 Extent = Literal["trained", "index"]
 Scope = Literal["forward", "block", "sample"]
@@ -30,7 +30,8 @@ class CoordSpec:
 
     Args:
         unit: "index" counts cells 0, 1, ...; "centred" puts cell centres on [-1, 1] (DINOv3); "endpoint" puts
-            the first and last cell exactly on -1 and 1; "fractional" puts cell centres on [0, 1] (NaViT).
+            the first and last cell exactly on -1 and 1; "fractional" puts cell centres on [0, 1] (NaViT); "span" puts
+            the first and last cell exactly on 0 and 1 (LieRE).
         axes: 1 raster position, 2 (y, x), 3 (t, y, x).
         offset: added to every index before anything else, in cells (Perception Encoder and Llama 4 use 1).
         normalize: which side divides "centred" and "fractional" coordinates: each axis its own ("separate"),
@@ -45,11 +46,13 @@ class CoordSpec:
         jitter: training only: each axis is scaled by a log-uniform factor in [1/jitter, jitter].
         rescale: training only: all axes are scaled by one log-uniform factor in [1/rescale, rescale].
         scope: who shares a draw: a whole "forward" (timm), each "block" (the original DINOv3), each "sample".
+        first: the spatial axis that takes the first of two draws: "y" (DINOv3), or "x" as timm's "xy" grids and its
+            RoPE-Mixed do. It matters for equal draws under one seed alone.
 
     Raises:
         PositionError: naming the field that is out of range.
 
-    Shift alone leaves patch-to-patch rotary logits unchanged: it moves patches against prefix tokens only.
+    What each augmentation can and cannot change: see `augment`.
     """
 
     __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
@@ -65,17 +68,35 @@ class CoordSpec:
     jitter: float | None = None
     rescale: float | None = None
     scope: Scope = "forward"
+    first: Literal["y", "x"] = "y"
 
     def __post_init__(self) -> None:
-        _one_of("unit", self.unit, ("index", "centred", "endpoint", "fractional"))
+        _one_of("unit", self.unit, ("index", "centred", "endpoint", "fractional", "span"))
         _one_of("axes", self.axes, (1, 2, 3))
         _one_of("normalize", self.normalize, ("separate", "min", "max"))
         _one_of("extent", self.extent, ("trained", "index", None))
         _one_of("scope", self.scope, ("forward", "block", "sample"))
+        _one_of("first", self.first, ("y", "x"))
         if not math.isfinite(self.offset):
             raise PositionError(f"offset is {self.offset}; a finite number of cells is required.")
+        self._check_effect()
         self._check_trained_shape()
         self._check_augmentation()
+
+    def _check_effect(self) -> None:
+        """Refuse a field that would be ignored."""
+        pinned = self.unit in ("endpoint", "span")
+        if pinned and self.offset:
+            raise PositionError(
+                f"offset is {self.offset} with unit {self.unit!r}, whose ends are pinned; it would have no effect. "
+                "Leave it at 0, or use unit 'centred'."
+            )
+        wide = self.extent == "index" and self.unit != "index"
+        if self.normalize != "separate" and (self.unit == "index" or pinned or wide):
+            raise PositionError(
+                f"normalize is {self.normalize!r} with unit {self.unit!r} and extent {self.extent!r}; nothing is "
+                "divided by a side there, so it would have no effect. Leave it at 'separate'."
+            )
 
     def _check_trained_shape(self) -> None:
         shape = self.trained_shape
@@ -183,7 +204,10 @@ def _ticks(
     if spec.unit == "index":
         return index / side * trained if spec.extent == "trained" and trained else index
     if spec.unit == "endpoint":
-        return torch.linspace(-1.0, 1.0, side, device=device)
+        return _end_points(-1.0, 1.0, side, device)
+    if spec.unit == "span":
+        reach = side / trained if spec.extent == "index" and trained else 1.0
+        return _end_points(0.0, reach, side, device)
     centre = index + 0.5
     if spec.extent == "index" and trained:
         # A wider view grows on both sides of the centre, so that 0 stays the middle of the picture.
@@ -193,59 +217,13 @@ def _ticks(
     return 2.0 * share - 1.0 if spec.unit == "centred" else share
 
 
-def augment(
-    coords: Tensor,
-    spec: CoordSpec,
-    *,
-    draws: int | None = None,
-    generator: torch.Generator | None = None,
-) -> Tensor:
-    """Return coordinates perturbed as in training: shift, then jitter, then rescale.
-
-    Args:
-        coords: `[n, axes]`, not changed.
-        spec: says how far; without shift, jitter and rescale the coordinates come back as they are.
-        draws: how many independent draws to make: layers for scope "block", samples for scope "sample".
-            None makes one draw, as scope "forward" asks.
-        generator: source of the draws, on its own device; torch's default generator when None.
-
-    Returns:
-        `[n, axes]`, or `[draws, n, axes]`, float32 or better.
-
-    Raises:
-        PositionError: if draws is given and smaller than 1.
-
-    Reference:
-        DINOv3 (arXiv 2508.10104) section 3.2 and its order of draws, one vector of shifts, one of jitters, one
-        common rescale; factors are log-uniform, so their median is 1.
-    """
-    if draws is not None and draws < 1:
-        raise PositionError(f"draws is {draws}; at least 1 is required.")
-    if not spec.augments:
-        return coords if draws is None else coords.expand(draws, *coords.shape)
-    moved = [_perturbed(coords, spec, generator) for _ in range(draws or 1)]
-    return moved[0] if draws is None else torch.stack(moved)
-
-
-def _perturbed(coords: Tensor, spec: CoordSpec, generator: torch.Generator | None) -> Tensor:
-    """Return the coordinates after one draw of each wanted perturbation, `[n, axes]`."""
-    axes = coords.shape[-1]
-    if spec.shift is not None:
-        coords = coords + _uniform(axes, spec.shift, coords, generator)
-    if spec.jitter is not None:
-        coords = coords * _uniform(axes, math.log(spec.jitter), coords, generator).exp()
-    if spec.rescale is not None:
-        coords = coords * _uniform(1, math.log(spec.rescale), coords, generator).exp()
-    return coords
-
-
-def _uniform(count: int, bound: float, like: Tensor, generator: torch.Generator | None) -> Tensor:
-    """Return `count` draws from [-bound, bound], made on the generator's device and moved to `like`'s."""
-    device = like.device if generator is None else generator.device
-    draw = torch.empty(count, device=device, dtype=torch.float32).uniform_(
-        -bound, bound, generator=generator
-    )
-    return draw.to(like.device)
+def _end_points(low: float, high: float, side: int, device: torch.device | None) -> Tensor:
+    """Return `side` points from low to high, both included; a single one lies on low. One graph for all sides."""
+    cells = torch.arange(side, device=device)
+    step = torch.full((), (high - low) / max(side - 1, 1), dtype=torch.float32, device=device)
+    # As linspace does: counted from the nearer end, by a float32 step, rounded once; hence its bits (on the CPU).
+    up, down = cells * step.double() + low, high - (side - 1 - cells) * step.double()
+    return torch.where(cells < max(side // 2, 1), up, down).to(torch.float32)
 
 
 def offsets(coords: Tensor, others: Tensor | None = None) -> Tensor:

@@ -7,7 +7,7 @@ trigonometric scheme. The fillings of multimodal language models are in `section
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, get_args
 
 import torch
 
@@ -102,6 +102,8 @@ def axial_freqs(
             f"head_dim is {head_dim} for {axes} axes; a positive multiple of {2 * max(axes, 1)} is required. "
             "Change num_heads, or rotate only a part of the head with rotary_dim."
         )
+    check_word("order", order, get_args(Order))
+    check_word("bands", bands, get_args(Bands))
     owners = tuple(range(axes)) if axis_order is None else tuple(axis_order)
     if sorted(owners) != list(range(axes)):
         raise PositionError(
@@ -198,10 +200,14 @@ def mixed_freqs(
     _check_theta(theta)
     steps = torch.arange(0, head_dim, 4, dtype=torch.float32) / head_dim
     magnitude = 1.0 / (theta**steps)
-    device = None if generator is None else generator.device
-    direction = (
-        torch.rand(depth, num_heads, 1, generator=generator, device=device).cpu() * 2 * torch.pi
+    draw = torch.rand(
+        depth,
+        num_heads,
+        1,
+        generator=generator,
+        device=None if generator is None else generator.device,
     )
+    direction = (draw if generator is None else draw.to(steps.device)) * 2 * torch.pi
     right_angle = direction + torch.pi / 2
     x = torch.cat([magnitude * direction.cos(), magnitude * right_angle.cos()], dim=-1)
     y = torch.cat([magnitude * direction.sin(), magnitude * right_angle.sin()], dim=-1)
@@ -263,16 +269,25 @@ def angles(coords: Tensor, freqs: Tensor) -> Tensor:
             "Build both from the same Grid, or pass axes= to the frequency function."
         )
     dtype = torch.promote_types(torch.float32, torch.promote_types(coords.dtype, freqs.dtype))
+    coords, freqs = coords.to(dtype), freqs.to(dtype)
     # Elementwise, not matmul: autocast would run a matmul in bfloat16 and lose whole turns.
-    return (coords.to(dtype).unsqueeze(-1) * freqs.to(dtype).unsqueeze(-3)).sum(
-        -2
-    )  # [..., n, pairs]
+    turns = coords[..., :1] * freqs[..., :1, :]  # [..., n, pairs]
+    for axis in range(1, coords.shape[-1]):
+        turns = turns + coords[..., axis : axis + 1] * freqs[..., axis : axis + 1, :]
+    return turns
 
 
 def on_axis(values: Tensor, owner: Tensor, axes: int) -> Tensor:
     """Return `[axes, pairs]` with each pair's value in the row of the axis that drives it."""
     rows = torch.arange(axes, device=values.device).unsqueeze(-1)
     return torch.where(rows == owner, values, torch.zeros_like(values))
+
+
+def check_word(name: str, value: object, allowed: tuple[object, ...]) -> None:
+    """Refuse a word that is not one of those allowed."""
+    if value not in allowed:
+        known = ", ".join(map(repr, allowed))
+        raise PositionError(f"{name} is {value!r}; it must be one of {known}.")
 
 
 def _check_theta(theta: float) -> None:

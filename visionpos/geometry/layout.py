@@ -6,34 +6,48 @@ Two checkpoints with the same frequencies may differ only in the order of q and 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+import math
+from dataclasses import dataclass, field
+from fractions import Fraction
+from typing import TYPE_CHECKING, Literal, get_args
 
 import torch
 
 from visionpos.errors import PositionError
+from visionpos.geometry.bands import Spacing, pixel_freqs
+from visionpos.geometry.coords import CoordSpec
+from visionpos.geometry.freqs import Bands, Order, axial_freqs, check_word, period_freqs
+from visionpos.geometry.rotation import PAIRINGS, PER_AXIS, Pairing
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from visionpos.geometry.freqs import Bands, Order
-    from visionpos.geometry.rotation import Pairing
+Name = tuple[object, ...]
+AngleUnit = Literal["radians", "turns"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """The channel order of a rotary head.
+    """The whole descriptor of a rotary head: the order of its channels, how fast they turn, and which tokens do.
 
     Args:
         head_dim: channels of a head.
-        pairing: "half" or "adjacent".
+        pairing: which two channels turn together; see `Rotation`.
         axis_order: axis that owns the first, second, ... share of pairs: (0, 1) is y then x, (1, 0) x then y.
-        order: "contiguous" blocks of pairs an axis, or pairs "interleaved" between the axes.
-        bands: "shared" ladder on every axis, or one ladder "dealt" to the axes.
+        order: "contiguous" blocks of pairs an axis (split, thirds), or pairs "interleaved" between axes (alternate).
+        bands: "shared" ladder on every axis, or one ladder "dealt" to the axes (odd and even steps, for two).
         rotary_dim: channels that turn, all when None; the rest keep their place at the end.
+        theta: ladder base, unused with periods or max_freq.
+        unit: "radians", or "turns": times 2 pi.
+        periods: shortest and longest period instead of theta.
+        max_freq: pixel bands instead of theta, with `spacing`.
+        spacing: of pixel bands.
+        coords: how tokens are numbered. `convert` does not look at it; `check_layout` does.
+        prefix: leading tokens that do not turn.
+        suffix: trailing tokens that do not turn.
 
     Raises:
-        PositionError: if the channels cannot be shared out.
+        PositionError: if the channels cannot be shared out, or a word is unknown.
     """
 
     head_dim: int
@@ -42,22 +56,86 @@ class Layout:
     order: Order = "contiguous"
     bands: Bands = "shared"
     rotary_dim: int | None = None
+    theta: float = 10000.0
+    unit: AngleUnit = "radians"
+    periods: tuple[float, float] | None = None
+    max_freq: float | None = None
+    spacing: Spacing = "linear"
+    coords: CoordSpec = field(default_factory=CoordSpec)
+    prefix: int = 0
+    suffix: int = 0
 
     def __post_init__(self) -> None:
-        if not 0 < self.turned <= self.head_dim or self.turned % (2 * len(self.axis_order)):
-            raise PositionError(
-                f"rotary_dim is {self.turned} of head_dim {self.head_dim} for {len(self.axis_order)} axes; a positive "
-                f"multiple of {2 * len(self.axis_order)}, at most head_dim, is required."
-            )
-        if sorted(self.axis_order) != list(range(len(self.axis_order))):
+        axes = len(self.axis_order)
+        if not axes or sorted(self.axis_order) != list(range(axes)):
             raise PositionError(
                 f"axis_order is {self.axis_order}; a permutation of the axes is required."
+            )
+        for name, allowed in WORDS.items():
+            check_word(name, getattr(self, name), allowed)
+        if not 0 < self.turned <= self.head_dim or self.turned % (2 * axes):
+            raise PositionError(
+                f"rotary_dim is {self.turned} of head_dim {self.head_dim} for {axes} axes; a positive multiple of "
+                f"{2 * axes}, at most head_dim, is required. Change num_heads, or rotate a part of the head."
+            )
+        if self.pairing in PER_AXIS and self.order != "contiguous":
+            raise PositionError(
+                f"order is {self.order!r} with pairing {self.pairing!r}; every axis needs its own run of channels. "
+                "Use order='contiguous'."
+            )
+        if min(self.prefix, self.suffix) < 0:
+            raise PositionError(
+                f"prefix is {self.prefix} and suffix {self.suffix}; token counts of at least 0 are required."
             )
 
     @property
     def turned(self) -> int:
         """Return the number of channels that turn."""
         return self.head_dim if self.rotary_dim is None else self.rotary_dim
+
+    @property
+    def schedule(self) -> tuple[object, ...]:
+        """Return what sets the speed of the bands, apart from their place."""
+        base = self.theta if self.periods is None and self.max_freq is None else None
+        spacing = None if self.max_freq is None else self.spacing
+        return (base, self.unit, self.periods, self.max_freq, spacing)
+
+    def freqs(
+        self, *, device: torch.device | None = None, dtype: torch.dtype = torch.float32
+    ) -> Tensor:
+        """Return `[axes, pairs]` radians per coordinate unit."""
+        axes = len(self.axis_order)
+        if self.periods is not None:
+            shortest, longest = self.periods
+            freqs = period_freqs(
+                self.turned,
+                shortest=shortest,
+                longest=longest,
+                axes=axes,
+                device=device,
+                dtype=dtype,
+            )
+        elif self.max_freq is not None:
+            freqs = pixel_freqs(
+                self.turned,
+                max_freq=self.max_freq,
+                spacing=self.spacing,
+                axes=axes,
+                device=device,
+                dtype=dtype,
+            )
+        else:
+            freqs = axial_freqs(
+                self.turned,
+                theta=self.theta,
+                axes=axes,
+                order=self.order,
+                bands=self.bands,
+                axis_order=self.axis_order,
+                device=device,
+                dtype=dtype,
+            )
+        return freqs * (2.0 * math.pi) if self.unit == "turns" else freqs
 
     def pair_names(self) -> list[tuple[int, int]]:
         """Return (axis, step on that axis) of every pair, in pair order."""
@@ -72,14 +150,49 @@ class Layout:
         pairs = self.pair_names()
         if self.pairing == "half":
             return [(*pair, member) for member in (0, 1) for pair in pairs]
+        if self.pairing == "half_per_axis":
+            share = len(pairs) // len(self.axis_order)
+            runs = [pairs[start : start + share] for start in range(0, len(pairs), share)]
+            return [(*pair, member) for run in runs for member in (0, 1) for pair in run]
         return [(*pair, member) for pair in pairs for member in (0, 1)]
+
+    def channel_speeds(self) -> list[Name]:
+        """Return for every channel that turns what it is to attention: channels of one name are one channel.
+
+        A name holds axis, place of the pair on its ladder in [0, 1), and member of the pair. Tiled channels carry the
+        place in their run instead, since each of them turns by angles of two places.
+        """
+        axes, share = len(self.axis_order), self.turned // 2 // len(self.axis_order)
+        if self.pairing == "adjacent_tiled":
+            run = 2 * share
+            return [
+                ("tiled", axis, Fraction(at, run)) for axis in self.axis_order for at in range(run)
+            ]
+        slots = {axis: slot for slot, axis in enumerate(self.axis_order)}
+        if self.bands == "shared":
+            return [
+                (axis, Fraction(step, share), member) for axis, step, member in self.channel_names()
+            ]
+        return [
+            (axis, Fraction(step * axes + slots[axis], share * axes), member)
+            for axis, step, member in self.channel_names()
+        ]
+
+
+WORDS: dict[str, tuple[str, ...]] = {
+    "pairing": PAIRINGS,
+    "order": get_args(Order),
+    "bands": get_args(Bands),
+    "unit": get_args(AngleUnit),
+    "spacing": get_args(Spacing),
+}
 
 
 def channel_permutation(source: Layout, target: Layout) -> Tensor:
     """Return `[head_dim]` indices such that `old[indices]` stands in the target's channel order.
 
     Raises:
-        PositionError: if no permutation joins the two: other sizes, axes, or ladders.
+        PositionError: if no permutation joins the two: other sizes, axes, or frequencies.
 
     Example:
         >>> channel_permutation(Layout(head_dim=8, pairing="adjacent"), Layout(head_dim=8)).tolist()
@@ -90,15 +203,26 @@ def channel_permutation(source: Layout, target: Layout) -> Tensor:
             f"source turns {source.turned} of {source.head_dim} channels and target {target.turned} of "
             f"{target.head_dim}; the two must agree. Convert between layouts of one head size."
         )
-    if source.bands != target.bands or len(source.axis_order) != len(target.axis_order):
+    have, want = source.channel_speeds(), target.channel_speeds()
+    if source.schedule != target.schedule or sorted(map(str, have)) != sorted(map(str, want)):
         raise PositionError(
-            f"source has bands {source.bands!r} over {len(source.axis_order)} axes and target {target.bands!r} over "
-            f"{len(target.axis_order)}; other frequencies cannot be reached by reordering channels. Retrain, or keep "
-            "the source's frequencies."
+            f"source has {_band_words(source)} and target {_band_words(target)}; other frequencies cannot be "
+            "reached by reordering channels. Retrain, or keep the source's frequencies."
         )
-    where = {name: channel for channel, name in enumerate(source.channel_names())}
-    indices = [where[name] for name in target.channel_names()]
+    where = {name: channel for channel, name in enumerate(have)}
+    indices = [where[name] for name in want]
     return torch.tensor(indices + list(range(source.turned, source.head_dim)))
+
+
+def _band_words(layout: Layout) -> str:
+    """Return what an error says of a layout's frequencies."""
+    base, unit, periods, max_freq, _ = layout.schedule
+    speed = f"theta {base}" if base is not None else f"periods {periods}, max_freq {max_freq}"
+    dealt = f" in axis order {layout.axis_order}" if layout.bands == "dealt" else ""
+    tiled = ", tiled (no rotation)" if layout.pairing == "adjacent_tiled" else ""
+    return (
+        f"bands {layout.bands!r} over {len(layout.axis_order)} axes{dealt} ({speed}, {unit}{tiled})"
+    )
 
 
 def convert(weight: Tensor, source: Layout, target: Layout) -> Tensor:
@@ -107,7 +231,8 @@ def convert(weight: Tensor, source: Layout, target: Layout) -> Tensor:
     Args:
         weight: `[heads * head_dim, ...]`: a projection weight, its bias, or `[head_dim]` of a q/k norm.
         source: layout the weight was trained with.
-        target: layout of the attention that will use it.
+        target: layout of the attention that will use it. Coordinates and exempt tokens are not looked at: see
+            `check_layout`.
 
     Returns:
         A new tensor of the same shape.

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, get_args
 
 from visionpos.errors import PositionError
 
 Kernel = Literal["bicubic", "bilinear", "nearest"]
 Sampling = Literal["half_pixel", "align_corners", "geometric"]
+Border = Literal["edge", "zero"]
+Boundaries = Literal["exact", "quotient", "reciprocal"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,6 +24,10 @@ class Recipe:
         sampling: "half_pixel" aligns cell edges, "align_corners" aligns the centres of the outer cells, "geometric"
             spaces the samples of a relative table so that short offsets keep their place (BEiT).
         drift: DINOv2's 0.1: the scale is source / (target + drift) instead of source / target.
+        border: what a tap outside the table reads without antialias: the "edge" cell again, or "zero".
+        boundaries: how the nearest bucket is found: "exact" in whole numbers; or in float32, against the boundaries
+            k / source, from the "quotient" i / target or from i times the "reciprocal" of target, which misplace
+            some cells by one.
 
     Raises:
         PositionError: for a combination that no source uses.
@@ -34,8 +40,20 @@ class Recipe:
     antialias: bool = True
     sampling: Sampling = "half_pixel"
     drift: float = 0.0
+    border: Border = "edge"
+    boundaries: Boundaries = "exact"
 
     def __post_init__(self) -> None:
+        for name, kinds in (
+            ("kernel", Kernel),
+            ("sampling", Sampling),
+            ("border", Border),
+            ("boundaries", Boundaries),
+        ):
+            if getattr(self, name) not in get_args(kinds):
+                raise PositionError(
+                    f"{name} is {getattr(self, name)!r}; it must be one of {', '.join(map(repr, get_args(kinds)))}."
+                )
         if self.antialias and (
             self.sampling != "half_pixel" or self.kernel == "nearest" or self.drift
         ):
@@ -46,6 +64,16 @@ class Recipe:
         if self.sampling == "geometric" and self.kernel != "bilinear":
             raise PositionError(
                 f"geometric sampling with kernel {self.kernel!r} is no published recipe; use kernel='bilinear'."
+            )
+        if self.boundaries != "exact" and self.kernel != "nearest":
+            raise PositionError(
+                f"boundaries {self.boundaries!r} with kernel {self.kernel!r} mean nothing; only kernel='nearest' has "
+                "buckets. Leave boundaries at 'exact'."
+            )
+        if self.border == "zero" and (self.antialias or self.kernel == "nearest"):
+            raise PositionError(
+                f"border 'zero' with kernel {self.kernel!r} and antialias {self.antialias} is no published recipe; it "
+                "needs taps without antialias. Pass antialias=False and kernel='bilinear' or 'bicubic'."
             )
 
 
@@ -70,7 +98,13 @@ RECIPES: dict[str, Recipe] = {
     "sam2": _NO_AA,  # global table of Hiera in SAM 2
     "hiera": Recipe(),  # global table of Hiera abswin
     "beit": Recipe(kernel="bilinear", antialias=False, sampling="geometric"),
-    "nearest": Recipe(kernel="nearest", antialias=False),  # Idefics, SmolVLM, MiniCPM-V
+    "hf_beit": Recipe(kernel="bilinear", antialias=False),  # relative table of transformers' BEiT
+    "muse": Recipe(kernel="bilinear", antialias=False, border="zero"),  # border cells lose weight
+    "nearest": Recipe(kernel="nearest", antialias=False),  # what the bucket rules below intend
+    # Idefics 2 and 3, SmolVLM, Phi-4: float32 i * (1 / h) against float32 boundaries.
+    "nearest_idefics2": Recipe(kernel="nearest", antialias=False, boundaries="reciprocal"),
+    # transformers' get_vision_nearest_position_ids (its MiniCPM-V ports): float32 i / h.
+    "nearest_transformers": Recipe(kernel="nearest", antialias=False, boundaries="quotient"),
 }
 
 

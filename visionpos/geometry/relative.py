@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import torch
+
+from visionpos.errors import PositionError
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from visionpos.geometry.grid import Grid
+
+Metric = Literal["l1", "l2", "linf"]
 
 
 def distinct_offsets(grid: Grid, *, device: torch.device | None = None) -> Tensor:
@@ -60,4 +64,30 @@ def relative_index(grid: Grid, *, device: torch.device | None = None) -> Tensor:
         linear = linear * (2 * side - 1) + cells[:, axis]
         middle = middle * (2 * side - 1) + side - 1
     # A difference of linear numbers is the linear number of the difference, moved so that it starts at 0.
-    return linear.unsqueeze(1) - linear.unsqueeze(0) + middle
+    return (linear + middle).unsqueeze(1) - linear.unsqueeze(0)
+
+
+def distances(offsets: Tensor, metric: Metric) -> Tensor:
+    """Return how long coordinate differences are.
+
+    Args:
+        offsets: `[..., axes]`, in cells.
+        metric: "l1" adds the axes (steps along the lattice), "l2" is Euclid's, "linf" takes the longest axis.
+
+    Returns:
+        `[...]`, in cells, at least 0.
+
+    Raises:
+        PositionError: for another metric.
+
+    Example:
+        >>> [distances(torch.tensor([3.0, -4.0]), metric).item() for metric in ("l1", "l2", "linf")]
+        [7.0, 5.0, 4.0]
+    """
+    if metric == "l1":
+        return offsets.abs().sum(-1)
+    if metric == "l2":
+        return offsets.square().sum(-1).sqrt()
+    if metric == "linf":
+        return offsets.abs().amax(-1)
+    raise PositionError(f"metric is {metric!r}; it must be 'l1', 'l2' or 'linf'.")

@@ -6,7 +6,7 @@ Angles enter as `[..., n, pairs]`; q and k leave rotated. Both lines of the pack
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, get_args
 
 import torch
 
@@ -15,7 +15,9 @@ from visionpos.errors import PositionError
 if TYPE_CHECKING:
     from torch import Tensor
 
-Pairing = Literal["half", "adjacent"]
+Pairing = Literal["half", "adjacent", "half_per_axis", "adjacent_tiled"]
+PAIRINGS: tuple[Pairing, ...] = get_args(Pairing)
+PER_AXIS: tuple[Pairing, ...] = ("half_per_axis", "adjacent_tiled")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -25,7 +27,11 @@ class Rotation:
     Args:
         cos: `[..., n, pairs]`, half width: one value a pair.
         sin: like cos.
-        pairing: which two channels turn together: "half" pairs channel i with i + pairs, "adjacent" 2i with 2i + 1.
+        pairing: which two channels turn together: "half" pairs channel i with i + pairs, "adjacent" 2i with 2i + 1;
+            "half_per_axis" is "half" inside each axis' own run of channels (Gemma 4). "adjacent_tiled" mixes 2i and
+            2i + 1 with the cosines and sines of two different angles: the released V-JEPA 2 weights depend on it. It is
+            **no rotation**: it keeps neither norms nor differences of coordinates.
+        axes: runs of channels, one an axis; required by the last two pairings, without effect on the others.
 
     Leading sizes broadcast against the batch and heads of the rotated tensor: `[heads, n, pairs]` turns every head
     its own way, `[b, 1, n, pairs]` every sample.
@@ -34,31 +40,50 @@ class Rotation:
     cos: Tensor
     sin: Tensor
     pairing: Pairing = "half"
+    axes: int | None = None
 
     def __post_init__(self) -> None:
-        if self.pairing not in ("half", "adjacent"):
-            raise PositionError(f"pairing is {self.pairing!r}; it must be 'half' or 'adjacent'.")
+        if self.pairing not in PAIRINGS:
+            raise PositionError(
+                f"pairing is {self.pairing!r}; it must be 'half' or 'adjacent', or one of 'half_per_axis' and "
+                "'adjacent_tiled' with axes."
+            )
         if self.cos.shape != self.sin.shape or self.cos.ndim < 2:
             raise PositionError(
                 f"cos has shape {tuple(self.cos.shape)} and sin {tuple(self.sin.shape)}; both must be "
                 "[..., n, pairs]. Build them with Rotation.of(angles)."
             )
+        if self.pairing in PER_AXIS and (not self.axes or self.pairs % self.axes):
+            raise PositionError(
+                f"axes is {self.axes} for pairing {self.pairing!r} and {self.pairs} pairs; the number of axes, which "
+                "divides the pairs, is required. Pass axes=, or build with an encoding's rotation()."
+            )
 
     @classmethod
-    def of(cls, angles: Tensor, pairing: Pairing = "half", *, scale: float = 1.0) -> Rotation:
+    def of(
+        cls,
+        angles: Tensor,
+        pairing: Pairing = "half",
+        *,
+        scale: float = 1.0,
+        axes: int | None = None,
+    ) -> Rotation:
         """Return the rotation by `angles`.
 
         Args:
             angles: `[..., n, pairs]` radians.
-            pairing: "half" (Qwen-VL, DINOv3) or "adjacent" (EVA-02, RoPE-ViT, SAM 2).
+            pairing: "half" (Qwen-VL, DINOv3), "adjacent" (EVA-02, RoPE-ViT, SAM 2) or another of the class.
             scale: multiplies cos and sin, as YaRN's attention factor does; 1 keeps the norm.
+            axes: number of axes, for the pairings that need it.
 
         Example:
             >>> Rotation.of(torch.zeros(3, 4)).cos.shape
             torch.Size([3, 4])
         """
         cos, sin = angles.cos(), angles.sin()
-        return cls(cos, sin, pairing) if scale == 1.0 else cls(cos * scale, sin * scale, pairing)
+        if scale != 1.0:
+            cos, sin = cos * scale, sin * scale
+        return cls(cos, sin, pairing, axes)
 
     @property
     def n(self) -> int:
@@ -81,7 +106,14 @@ class Rotation:
             kept = [part.index_select(-2, indices) for part in (self.cos, self.sin)]
         else:
             kept = [_gather(part, indices) for part in (self.cos, self.sin)]
-        return Rotation(kept[0], kept[1], self.pairing)
+        return Rotation(kept[0], kept[1], self.pairing, self.axes)
+
+    def repeated(self, times: int) -> Rotation:
+        """Return the rotation of `times` frames that share one, frame after frame (SAM 2's memory)."""
+        if times < 1:
+            raise PositionError(f"times is {times}; at least one frame is required.")
+        cos, sin = (part.repeat(*[1] * (part.ndim - 2), times, 1) for part in (self.cos, self.sin))
+        return Rotation(cos, sin, self.pairing, self.axes)
 
     def padded(self, prefix: int = 0, suffix: int = 0) -> Rotation:
         """Return the rotation with tokens that do not turn before and after, so that no slice or copy is needed."""
@@ -93,13 +125,11 @@ class Rotation:
             return self
         room = (0, 0, prefix, suffix)
         cos = torch.nn.functional.pad(self.cos, room, value=1.0)
-        return Rotation(cos, torch.nn.functional.pad(self.sin, room), self.pairing)
+        return Rotation(cos, torch.nn.functional.pad(self.sin, room), self.pairing, self.axes)
 
     def full_width(self) -> tuple[Tensor, Tensor]:
         """Return (cos, sin) `[..., n, 2 pairs]`, one value a channel, as transformers and timm expect them."""
-        if self.pairing == "half":
-            return torch.cat([self.cos, self.cos], -1), torch.cat([self.sin, self.sin], -1)
-        return self.cos.repeat_interleave(2, -1), self.sin.repeat_interleave(2, -1)
+        return _widened(self.cos, self), _widened(self.sin, self)
 
     def apply(self, x: Tensor, *, prefix: int = 0, suffix: int = 0) -> Tensor:
         """Return `x` with its channel pairs turned.
@@ -128,9 +158,9 @@ class Rotation:
                 "Build the frequencies with this head_dim."
             )
         rotation = self.padded(prefix, suffix)
-        dtype = torch.promote_types(x.dtype, rotation.cos.dtype)
+        dtype = torch.promote_types(torch.float32, torch.promote_types(x.dtype, rotation.cos.dtype))
         head = x[..., :turned].to(dtype)
-        out = _turn(head, rotation.cos, rotation.sin, self.pairing).to(x.dtype)
+        out = _turn(head, rotation).to(x.dtype)
         return out if turned == x.shape[-1] else torch.cat([out, x[..., turned:]], dim=-1)
 
 
@@ -166,13 +196,73 @@ def rotate(
     return rotation.apply(q), rotation.apply(k)
 
 
-def _turn(x: Tensor, cos: Tensor, sin: Tensor, pairing: Pairing) -> Tensor:
+def rotate_memory(
+    q: Tensor, k: Tensor, rotation: Rotation, *, suffix: int = 0
+) -> tuple[Tensor, Tensor]:
+    """Return q and k turned, where k holds several frames that share the spatial rotation of q's one frame.
+
+    Args:
+        q: `[b, heads, n, head_dim]`, one frame.
+        k: `[b, heads, frames * n + suffix, head_dim]`: memory frames, row-major each, then tokens without a place.
+        rotation: `[n, pairs]` of one frame; time enters elsewhere (SAM 2 adds a temporal code).
+        suffix: trailing keys that do not turn: object pointers.
+
+    Returns:
+        Two new tensors of the inputs' shapes and dtypes. Without a single whole frame the keys come back as they are.
+
+    Raises:
+        PositionError: if the keys are no whole number of frames. The grid is never guessed from the count.
+
+    Example:
+        >>> q, k = torch.ones(1, 1, 15, 8), torch.ones(1, 1, 34, 8)
+        >>> _, turned = rotate_memory(q, k, Rotation.of(torch.ones(15, 4)), suffix=4)
+        >>> torch.equal(turned[..., :15, :], turned[..., 15:30, :])
+        True
+
+    Reference:
+        SAM 2 (arXiv 2408.00714), facebookresearch/sam2 sam/transformer.py RoPEAttention, which takes the grid to be
+        a square of the token count; here the rotation brings the true grid.
+    """
+    spatial = k.shape[-2] - suffix
+    if suffix < 0 or spatial < 0 or spatial % rotation.n:
+        raise PositionError(
+            f"k has {k.shape[-2]} tokens, suffix is {suffix} and a frame has {rotation.n}; whole frames and the "
+            "suffix are required. Pass the number of trailing pointer tokens as suffix."
+        )
+    turned = rotation.apply(q)
+    if not spatial:
+        return turned, k.clone()
+    return turned, rotation.repeated(spatial // rotation.n).apply(k, suffix=suffix)
+
+
+def _turn(x: Tensor, by: Rotation) -> Tensor:
     """Return `(a cos - b sin, b cos + a sin)` of every pair (a, b)."""
-    if pairing == "half":
-        first, second = x.chunk(2, dim=-1)
-        return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
+    if by.pairing == "half":
+        return _turned_halves(x, by.cos, by.sin)
+    if by.pairing == "half_per_axis":
+        runs = [part.unflatten(-1, (by.axes, -1)) for part in (x, by.cos, by.sin)]
+        return _turned_halves(*runs).flatten(-2)
     first, second = x.unflatten(-1, (-1, 2)).unbind(-1)
+    if by.pairing == "adjacent_tiled":
+        partner = torch.stack([-second, first], dim=-1).flatten(-2)
+        return x * _widened(by.cos, by) + partner * _widened(by.sin, by)
+    cos, sin = by.cos, by.sin
     return torch.stack([first * cos - second * sin, second * cos + first * sin], dim=-1).flatten(-2)
+
+
+def _turned_halves(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    first, second = x.chunk(2, dim=-1)
+    return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
+
+
+def _widened(part: Tensor, by: Rotation) -> Tensor:
+    """Return one value a channel, `[..., n, 2 pairs]`, from one a pair."""
+    if by.pairing == "adjacent":
+        return part.repeat_interleave(2, -1)
+    if by.pairing == "half":
+        return torch.cat([part, part], dim=-1)
+    runs: Tensor = part.unflatten(-1, (by.axes, -1))
+    return torch.cat([runs, runs], dim=-1).flatten(-2)
 
 
 def _gather(part: Tensor, indices: Tensor) -> Tensor:

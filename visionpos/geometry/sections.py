@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
 import torch
 
 from visionpos.errors import PositionError
-from visionpos.geometry.freqs import ladder, on_axis
+from visionpos.geometry.freqs import Order, check_word, ladder, on_axis
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from torch import Tensor
-
-    from visionpos.geometry.freqs import Order
 
 
 def section_axes(
@@ -36,6 +34,7 @@ def section_axes(
         >>> section_axes((2, 1, 1), order="interleaved").tolist()
         [0, 1, 2, 0]
     """
+    check_word("order", order, get_args(Order))
     counts = [int(count) for count in sections]
     if not counts or min(counts) < 1:
         raise PositionError(f"sections are {tuple(sections)}; at least 1 pair an axis is required.")
@@ -62,12 +61,50 @@ def _dealt_axes(counts: list[int]) -> list[int]:
     return owner
 
 
+def clamped_axes(
+    sections: Sequence[int], pairs: int, *, device: torch.device | None = None
+) -> Tensor:
+    """Return the interleaved owner of each pair where sections need not fit: strides end with the pairs.
+
+    Axis a > 0 takes the pairs a, a + axes, ... below axes * sections[a]; the first axis takes all others.
+
+    Args:
+        sections: pairs an axis, as written in the source; the first number has no effect.
+        pairs: number of pairs, whatever the sections sum to.
+        device: where to build.
+
+    Returns:
+        `[pairs]` int64. What an axis really gets may differ from its section.
+
+    Raises:
+        PositionError: if a section is negative, or there are no pairs.
+
+    Example:
+        >>> clamped_axes((8, 12, 12), 32).bincount().tolist()
+        [11, 11, 10]
+
+    Reference:
+        GenLIP as in timm's RotaryEmbeddingMRope, whose weights depend on it.
+    """
+    if len(sections) < 1 or min(sections) < 0 or pairs < 1:
+        raise PositionError(
+            f"sections are {tuple(sections)} over {pairs} pairs; numbers of at least 0 and at least 1 pair are "
+            "required."
+        )
+    axes = len(sections)
+    place = torch.arange(pairs, device=device)
+    axis = place % axes
+    reach = axes * torch.tensor(list(sections), device=device)
+    return torch.where(place < reach[axis], axis, torch.zeros_like(axis))
+
+
 def section_freqs(
     rotary_dim: int,
     sections: Sequence[int],
     *,
     theta: float,
     order: Order,
+    clamp: bool = False,
     device: torch.device | None = None,
     dtype: torch.dtype = torch.float32,
 ) -> Tensor:
@@ -78,6 +115,7 @@ def section_freqs(
         sections: pairs an axis; they must sum to rotary_dim / 2.
         theta: ladder base.
         order: "contiguous" (Qwen2-VL) or "interleaved" (Qwen3-VL).
+        clamp: share the pairs out as `clamped_axes` does, whatever the sections sum to (GenLIP); "interleaved" only.
         device: where to build.
         dtype: float32, or float64 for ids beyond 2**17.
 
@@ -96,10 +134,17 @@ def section_freqs(
     Reference:
         Qwen2-VL (arXiv 2409.12191), Qwen3-VL; facts of both layouts as transformers computes them.
     """
-    if rotary_dim < 2 or rotary_dim % 2 or sum(sections) != rotary_dim // 2:
+    fits = clamp or sum(sections) == rotary_dim // 2
+    if clamp and order != "interleaved":
+        raise PositionError(f"clamp needs order 'interleaved', not {order!r}; leave clamp out.")
+    if rotary_dim < 2 or rotary_dim % 2 or not fits:
         raise PositionError(
             f"sections {tuple(sections)} sum to {sum(sections)} and rotary_dim is {rotary_dim}; the sum must be "
             "rotary_dim / 2. Read both from the checkpoint's rope parameters."
         )
     values = ladder(rotary_dim // 2, theta=theta, device=device, dtype=dtype)
-    return on_axis(values, section_axes(sections, order=order, device=device), len(sections))
+    if clamp:
+        owner = clamped_axes(sections, rotary_dim // 2, device=device)
+    else:
+        owner = section_axes(sections, order=order, device=device)
+    return on_axis(values, owner, len(sections))

@@ -8,15 +8,16 @@ import torch
 from timm.layers import PatchDropout, PatchDropoutWithIndices
 from torch import nn
 
-from visionpos.encodings import Additive, EncodingSpec, LearnedSpec, Rotary, build
+from visionpos.encodings import Additive, Encoding, EncodingSpec, LearnedSpec, Rotary, build
 from visionpos.errors import PositionError
-from visionpos.retrofit.attachment import (
-    Attachment,
+from visionpos.retrofit.attachment import Attachment
+from visionpos.retrofit.hooks import (
     BlockHooks,
     DropHook,
     EnterHook,
     GridHook,
     LeaveHook,
+    MarkHook,
     RecordingDrop,
     TurnHook,
 )
@@ -28,8 +29,8 @@ if TYPE_CHECKING:
 
     from visionpos.geometry.rotation import Pairing
 
-_CONTAINER = "visionpos"
-_HOOK_TYPES = (GridHook, DropHook, EnterHook, LeaveHook, TurnHook)
+CONTAINER = "visionpos"
+_HOOK_TYPES = (GridHook, DropHook, MarkHook, EnterHook, LeaveHook, TurnHook)
 
 
 def attach(
@@ -78,8 +79,10 @@ def attach(
     _container(model).add_module(name, attachment)
     getattr(model, row.patch_embed).register_forward_hook(GridHook(attachment))
     if ports:
+        tag = f"_visionpos_{name}"
         _hook_drop(model, row.patch_drop, attachment)
-        _hook_blocks(model, row.blocks, name, attachment, ports)
+        getattr(model, row.entry).register_forward_hook(MarkHook(attachment, tag))
+        _hook_blocks(model, row.blocks, tag, attachment, ports)
     return attachment
 
 
@@ -103,15 +106,15 @@ def detach(model: nn.Module, name: str | None = None) -> None:
     for key in list(present) if name is None else [name]:
         for module in model.modules():
             _remove_hooks(module, present[key])
-        del model.get_submodule(_CONTAINER)._modules[key]  # noqa: SLF001 (ModuleDict without its key rules)
+        del model.get_submodule(CONTAINER)._modules[key]  # noqa: SLF001 (ModuleDict without its key rules)
     if not attachments(model):
-        delattr(model, _CONTAINER)
+        delattr(model, CONTAINER)
         _restore_drop(model, row_of(model).patch_drop)
 
 
 def attachments(model: nn.Module) -> dict[str, Attachment]:
     """Return name -> Attachment of everything attached to a model, in order."""
-    container = getattr(model, _CONTAINER, None)
+    container = getattr(model, CONTAINER, None)
     if container is None:
         return {}
     return {key: part for key, part in container.named_children() if isinstance(part, Attachment)}
@@ -130,15 +133,25 @@ def _check_name(model: nn.Module, name: str) -> None:
         )
 
 
-def _check(model: Any, spec: EncodingSpec, encoding: Additive | Rotary, ports: list[Port]) -> None:
+def _check(model: Any, spec: EncodingSpec, encoding: Encoding, ports: list[Port]) -> None:
     """Refuse what would be wrong without an error."""
+    if not isinstance(encoding, (Additive, Rotary)):
+        raise PositionError(
+            f"spec {spec.kind!r} enters by another door than add or rotate; attach serves those two. Build it with "
+            "visionpos.build, and call it where your attention adds its logits."
+        )
     if isinstance(spec, LearnedSpec) and spec.prefix_rows:
         raise PositionError(
             f"spec has {spec.prefix_rows} prefix_rows; an attached table acts on patch tokens only. Set prefix_rows=0."
         )
-    if not isinstance(encoding, Rotary):
-        return
-    _check_drop(model, row_of(model).patch_drop, encoding.dims.prefix)
+    if isinstance(encoding, Rotary):
+        _check_drop(model, row_of(model).patch_drop, encoding.dims.prefix)
+        _check_rotations(model, encoding)
+        _check_ports(encoding, ports)
+
+
+def _check_rotations(model: Any, encoding: Rotary) -> None:
+    """Refuse a rotation that would not commute with one that is there."""
     own = own_pairing(model)
     if own is not None:
         _check_planes(encoding, "the model's own", own, encoding.dims.channels // 2)
@@ -146,6 +159,10 @@ def _check(model: Any, spec: EncodingSpec, encoding: Additive | Rotary, ports: l
         if isinstance(part.encoding, Rotary):
             whose, pairs = f"attached {name!r}", _pairs(part.encoding)
             _check_planes(encoding, whose, part.encoding.pairing, pairs)
+
+
+def _check_ports(encoding: Rotary, ports: list[Port]) -> None:
+    """Refuse frequencies a head where queries and keys have different heads."""
     for port in ports:
         if encoding.layerwise and port.key_heads != port.heads:
             raise PositionError(
@@ -172,9 +189,9 @@ def _check_planes(encoding: Rotary, whose: str, pairing: Pairing, pairs: int) ->
             f"pairing {encoding.pairing!r} differs from {whose} {pairing!r}; two rotations in different planes are "
             f"no function of distance. Use pairing={pairing!r}."
         )
-    if pairing == "half" and pairs != _pairs(encoding):
+    if pairing != "adjacent" and pairs != _pairs(encoding):
         raise PositionError(
-            f"spec turns {_pairs(encoding)} pairs and {whose} {pairs}; pairing 'half' joins channel i with i + pairs, "
+            f"spec turns {_pairs(encoding)} pairs and {whose} {pairs}; pairing {pairing!r} joins distant channels, "
             f"so both must turn as many. Set rotary_dim={2 * pairs}."
         )
 
@@ -186,17 +203,17 @@ def _pairs(encoding: Rotary) -> int:
 
 def _container(model: nn.Module) -> nn.Module:
     """Return the submodule that holds attachments, made on first use."""
-    if not hasattr(model, _CONTAINER):
-        model.add_module(_CONTAINER, nn.Module())
-    return model.get_submodule(_CONTAINER)
+    if not hasattr(model, CONTAINER):
+        model.add_module(CONTAINER, nn.Module())
+    return model.get_submodule(CONTAINER)
 
 
 def _hook_blocks(
-    model: nn.Module, blocks: str, name: str, attachment: Attachment, ports: list[Port]
+    model: nn.Module, blocks: str, tag: str, attachment: Attachment, ports: list[Port]
 ) -> None:
     """Register the hooks of every block and port."""
     for layer, block in enumerate(getattr(model, blocks)):
-        hooks = BlockHooks(attachment, name, layer)
+        hooks = BlockHooks(attachment, tag, layer)
         block.register_forward_pre_hook(EnterHook(hooks))
         block.register_forward_hook(LeaveHook(hooks))
         for port in (port for port in ports if port.layer == layer):

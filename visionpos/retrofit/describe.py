@@ -84,7 +84,7 @@ def lineage(model: nn.Module, *, source: str = "") -> Lineage:
     cfg = getattr(whole, "pretrained_cfg", None) or {}
     return Lineage(
         model=cfg.get("architecture") or type(whole).__name__,
-        image_size_hw=(int(size_hw[0]), int(size_hw[1])),
+        image_size_hw=None if size_hw is None else (int(size_hw[0]), int(size_hw[1])),
         grid_hw=(grid.height, grid.width),
         prefix=int(whole.num_prefix_tokens),
         tables=_tables(whole),

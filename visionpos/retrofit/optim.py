@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from timm.optim import param_groups_layer_decay, param_groups_weight_decay
 
 from visionpos.errors import PositionError
-from visionpos.retrofit.attach import attachments
+from visionpos.retrofit.attach import CONTAINER, attachments
 from visionpos.retrofit.rope import own_rope
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from torch import nn
 
 
@@ -33,7 +36,7 @@ def parameter_groups(
     Raises:
         PositionError: if a rate is out of range.
     """
-    if weight_decay < 0 or (layer_decay is not None and not 0 < layer_decay <= 1):
+    if not weight_decay >= 0 or (layer_decay is not None and not 0 < layer_decay <= 1):
         raise PositionError(
             f"weight_decay is {weight_decay} and layer_decay {layer_decay}; at least 0, and in (0, 1] or None, "
             "are required."
@@ -48,22 +51,27 @@ def parameter_groups(
             model, weight_decay, no_weight_decay_list=sorted(still)
         )
         return groups
-    groups = param_groups_layer_decay(
-        model, weight_decay, no_weight_decay_list=sorted(still), layer_decay=layer_decay
-    )
-    return _full_rate(model, groups)
-
-
-def _full_rate(model: nn.Module, groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the groups with attached parameters in one of their own, at rate 1 and without decay."""
+    # timm counts layers up to the last parameter: attached ones would push all others a layer further from the head.
+    with _put_aside(model):
+        groups = param_groups_layer_decay(
+            model, weight_decay, no_weight_decay_list=sorted(still), layer_decay=layer_decay
+        )
     new = [
         weight
         for part in attachments(model).values()
         for weight in part.parameters()
         if weight.requires_grad
     ]
-    ids = {id(weight) for weight in new}
-    for group in groups:
-        group["params"] = [weight for weight in group["params"] if id(weight) not in ids]
-    kept = [group for group in groups if group["params"]]
-    return kept + ([{"params": new, "weight_decay": 0.0, "lr_scale": 1.0}] if new else [])
+    return groups + ([{"params": new, "weight_decay": 0.0, "lr_scale": 1.0}] if new else [])
+
+
+@contextmanager
+def _put_aside(model: nn.Module) -> Iterator[None]:
+    """Take the attachments out of the model's list of parts for a while, and put them back in their place."""
+    parts = dict(model._modules)  # noqa: SLF001 (a part is taken out and its place in the order kept)
+    model._modules.pop(CONTAINER, None)  # noqa: SLF001
+    try:
+        yield
+    finally:
+        model._modules.clear()  # noqa: SLF001
+        model._modules.update(parts)  # noqa: SLF001

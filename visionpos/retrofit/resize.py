@@ -6,6 +6,7 @@ Everything is computed and checked first and assigned last, so a refusal leaves 
 from __future__ import annotations
 
 import dataclasses
+import operator
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,7 +18,7 @@ from visionpos.geometry import Grid, resample
 from visionpos.geometry.recipes import recipe_of
 from visionpos.retrofit.attach import attachments
 from visionpos.retrofit.recipes import recipe_for
-from visionpos.retrofit.rope import own_rope, set_extent, spec_of_rope, with_extent
+from visionpos.retrofit.rope import give_rope, spec_at_extent, with_extent
 from visionpos.retrofit.seams import grid_of, row_of, table_prefix
 
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from visionpos.geometry.coords import Extent
 
 _RECORD = "visionpos_table"
+_LARGEST = 1 << 24  # pixels a side
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
@@ -37,7 +39,7 @@ class TableRecord:
         source_grid: its grid.
         grid: grid it was resized to.
         recipe: recipe used.
-        resized: the result; if the table has changed since, it was trained and becomes its own source.
+        resized: the result; a table that has changed since is its own source.
     """
 
     source: Tensor
@@ -90,8 +92,8 @@ def resize(
     target = target_grid(getattr(whole, row.patch_embed), size_hw)
     if extent not in (None, "trained", "index"):
         raise PositionError(f"extent is {extent!r}; it must be 'trained', 'index' or None.")
-    if extent is not None and own_rope(whole) is not None and spec_of_rope(own_rope(whole)) is None:
-        set_extent(whole, extent, source, target)  # refuses before anything changes
+    rope_spec = None if extent is None else spec_at_extent(whole, extent, source)
+    specs = {} if extent is None else _specs_at_extent(whole, extent, source)
     table: nn.Parameter | None = getattr(whole, row.table)
     name = recipe_for(whole)[0] if recipe is None else recipe
     recipe_of(name)
@@ -101,19 +103,20 @@ def resize(
         _keep_parameter(whole, row.table, table, record)
         if optimizer is not None:
             _move_moments(optimizer, table, source, target, name, table_prefix(whole))
-    if extent is not None:
-        set_extent(whole, extent, source, target)
-        for attachment in attachments(whole).values():
-            spec = attachment.encoding.spec
-            if isinstance(spec, (AxialRopeSpec, MixedRopeSpec)):
-                coords = with_extent(spec.coords, extent, source)
-                attachment.encoding.spec = dataclasses.replace(spec, coords=coords)
+    if rope_spec is not None:
+        give_rope(whole, rope_spec, target)
+    for name, spec in specs.items():
+        attachments(whole)[name].encoding.spec = spec
 
 
 def table_record(model: nn.Module) -> TableRecord | None:
-    """Return how the model's table was resized, or None if it never was."""
-    record: TableRecord | None = getattr(model, _RECORD, None)
-    return record
+    """Return how the model's table was resized, or None if it never was or has been trained or loaded since."""
+    whole: Any = model
+    record: TableRecord | None = getattr(whole, _RECORD, None)
+    table: Tensor | None = getattr(whole, row_of(whole).table)
+    if record is None or table is None or record.resized.shape != table.shape:
+        return None
+    return record if torch.equal(record.resized.to(table), table) else None
 
 
 def remember(model: Any, record: TableRecord) -> None:
@@ -125,14 +128,26 @@ def target_grid(patch: Any, size_hw: tuple[int, int]) -> Grid:
     """Return the grid of the new size, refusing sides that the patch embedding would silently crop."""
     step_hw = tuple(int(step) for step in patch.feat_ratio(as_scalar=False))
     try:
-        sides = tuple(int(side) for side in size_hw)
-        return Grid.of_image((sides[0], sides[1]), (step_hw[0], step_hw[1]))
-    except (PositionError, IndexError, TypeError, ValueError):
-        raise PositionError(
-            f"size_hw {size_hw!r} is not divisible into patches of {step_hw} pixels; (height, width) must be "
-            "positive multiples "
-            "of the patch. timm would crop the rest in silence: resize or pad the images instead."
-        ) from None
+        # Whole numbers of any kind; int() would cut 64.5 to 64 without a word.
+        height, width = (operator.index(side) for side in size_hw)
+        if max(height, width) <= _LARGEST:
+            return Grid.of_image((height, width), (step_hw[0], step_hw[1]))
+    except (PositionError, TypeError, ValueError):
+        pass
+    raise PositionError(
+        f"size_hw {size_hw!r} is not divisible into patches of {step_hw} pixels; (height, width) must be positive "
+        f"multiples of the patch, {_LARGEST} at most. timm would crop the rest in silence: resize or pad the images "
+        "instead."
+    )
+
+
+def _specs_at_extent(model: Any, extent: Extent, source: Grid) -> dict[str, Any]:
+    """Return name -> Spec with which attached rotary encodings keep an extent."""
+    return {
+        name: dataclasses.replace(spec, coords=with_extent(spec.coords, extent, source))
+        for name, part in attachments(model).items()
+        if isinstance(spec := part.encoding.spec, (AxialRopeSpec, MixedRopeSpec))
+    }
 
 
 def _moved(model: Any, table: Tensor, source: Grid, target: Grid, recipe: str) -> TableRecord:
@@ -140,7 +155,7 @@ def _moved(model: Any, table: Tensor, source: Grid, target: Grid, recipe: str) -
     prefix = table_prefix(model)
     record = table_record(model)
     trained, grid = table.detach().clone(), source
-    if record is not None and torch.equal(record.resized.to(table.device), table):
+    if record is not None:
         trained, grid = record.source.to(table.device), record.source_grid
     resized = resample(trained, source=grid, target=target, recipe=recipe, prefix=prefix)
     return TableRecord(trained, grid, target, recipe, resized.clone())

@@ -48,16 +48,20 @@ def own_pairing(model: Any) -> Pairing | None:
 def spec_of_rope(rope: Any) -> RopeSpec | None:
     """Return the Spec that gives the same rotation as a timm rotary module, or None if no Spec says it.
 
-    Known are RotaryEmbeddingCat with temperature bands (EVA-02, PE, RoPE-ViT axial), RotaryEmbeddingDinoV3 and
-    RotaryEmbeddingMixed. Pixel bands and timm's M-RoPE are left to timm.
+    Known are RotaryEmbeddingCat with temperature bands on indices (EVA-02, PE, RoPE-ViT axial), RotaryEmbeddingDinoV3
+    and RotaryEmbeddingMixed with x first. Pixel bands, other grids of timm and its M-RoPE are left to timm.
     """
     if isinstance(rope, GridRope):
         return rope.spec
-    if isinstance(rope, RotaryEmbeddingMixed):
+    if isinstance(rope, RotaryEmbeddingMixed) and rope.grid_indexing == "xy":
         return MixedRopeSpec(theta=float(rope.temperature), coords=_moves(CoordSpec(), rope))
-    if isinstance(rope, RotaryEmbeddingDinoV3):
+    if isinstance(rope, RotaryEmbeddingDinoV3) and (
+        rope.min_period is None or rope.grid_indexing == "ij"
+    ):
         return _dinov3_spec(rope)
-    if isinstance(rope, RotaryEmbeddingCat) and not getattr(rope, "in_pixels", False):
+    # Before timm 1.0.29 there was no grid_type: in_pixels alone said what the bands multiply.
+    on_indices = getattr(rope, "grid_type", "index") == "index"
+    if isinstance(rope, RotaryEmbeddingCat) and not rope.in_pixels and on_indices:
         return _cat_spec(rope)
     return None
 
@@ -158,31 +162,33 @@ class GridRope(nn.Module):
         return table if dtype is None else table.to(dtype)
 
 
-def set_extent(model: Any, extent: Extent, source: Grid, target: Grid) -> None:
-    """Make the model's own rotary encoding keep an extent at a new grid; replaces the module if it must.
+def spec_at_extent(model: Any, extent: Extent, source: Grid) -> RopeSpec | None:
+    """Return the Spec with which the model's own rotary encoding keeps an extent, or None if it need not change.
 
     Args:
-        model: the model; its rotary module already serves `target`.
+        model: the model, not changed.
         extent: "trained" or "index".
-        source: grid the weights were trained on.
-        target: grid the model now serves.
+        source: grid the weights serve now.
 
     Raises:
-        PositionError: if the encoding is of a kind that no Spec says.
+        PositionError: if the encoding is of a kind that no Spec says, or cannot keep this extent.
     """
-    rope, name = own_rope(model), row_of(model).rope
+    rope = own_rope(model)
+    if rope is None:
+        return None
     spec = spec_of_rope(rope)
-    if rope is None or name is None:
-        return
     if spec is None:
         raise PositionError(
             f"extent {extent!r} cannot be given to a {type(rope).__name__}; its coordinates are timm's own. Leave "
             "extent=None."
         )
     coords = with_extent(spec.coords, extent, source)
-    if coords != spec.coords:
-        changed = dataclasses.replace(spec, coords=coords)
-        setattr(model, name, GridRope(rope, changed, dims_of(model), target))
+    return None if coords == spec.coords else dataclasses.replace(spec, coords=coords)
+
+
+def give_rope(model: Any, spec: RopeSpec, grid: Grid) -> None:
+    """Let the model's own rotary encoding follow a Spec from now on, on the grid that the model serves."""
+    setattr(model, str(row_of(model).rope), GridRope(own_rope(model), spec, dims_of(model), grid))
 
 
 def with_extent(coords: CoordSpec, extent: Extent, source: Grid) -> CoordSpec:
@@ -192,13 +198,23 @@ def with_extent(coords: CoordSpec, extent: Extent, source: Grid) -> CoordSpec:
         coords: the present numbering.
         extent: "trained" keeps the span that `source` has now, "index" keeps the step between its cells.
         source: grid that the weights serve now.
+
+    Raises:
+        PositionError: if the unit cannot keep the extent: "endpoint", or a common divisor of unequal sides, whose
+            centre would move against the prefix tokens.
     """
     if extent == (coords.extent or coords.habit):
         return coords
+    if coords.normalize != "separate" and len({*source.shape[1:]}) > 1:
+        raise PositionError(
+            f"extent {extent!r} cannot be given to coordinates with normalize={coords.normalize!r} on a grid of "
+            f"{source.height}x{source.width}; only a square keeps its centre. Leave extent=None."
+        )
     sides = {1: (source.size,), 2: (source.height, source.width), 3: source.shape}[coords.axes]
     scale = coords.scale or (1.0,) * coords.axes
     if extent != coords.habit:
-        return dataclasses.replace(coords, extent=extent, trained_shape=sides)
+        # On the square that is left every divisor is the own side, and afterwards none is used.
+        return dataclasses.replace(coords, extent=extent, trained_shape=sides, normalize="separate")
     # Back to the habit of the unit: what trained_shape did becomes a constant scale.
     trained = coords.trained_shape or sides
     ratio = [side / old for side, old in zip(sides, trained, strict=True)]

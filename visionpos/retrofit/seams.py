@@ -8,13 +8,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from timm.layers import Attention, AttentionRope, DiffAttention
+from timm import layers
+from timm.layers import Attention, AttentionRope
+from timm.models import vision_transformer
 from timm.models.eva import Eva, EvaAttention
-from timm.models.vision_transformer import (
-    DiffParallelScalingBlock,
-    ParallelScalingBlock,
-    VisionTransformer,
-)
+from timm.models.vision_transformer import ParallelScalingBlock, VisionTransformer
 
 from visionpos.encodings import Dims
 from visionpos.errors import PositionError
@@ -28,13 +26,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ModelSeams:
-    """Where the position parts of one model class are, as attribute names of the model."""
+    """Where the position parts of one model class are, as attribute names of the model.
+
+    `entry` is the module whose output enters the first block.
+    """
 
     patch_embed: str
     table: str
     rope: str | None
-    blocks: str
     patch_drop: str
+    entry: str
+    blocks: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,17 +50,25 @@ class PortSeams:
 
 
 _MODELS: dict[type, ModelSeams] = {
-    VisionTransformer: ModelSeams("patch_embed", "pos_embed", None, "blocks", "patch_drop"),
-    Eva: ModelSeams("patch_embed", "pos_embed", "rope", "blocks", "patch_drop"),
+    VisionTransformer: ModelSeams(
+        "patch_embed", "pos_embed", None, "patch_drop", "norm_pre", "blocks"
+    ),
+    Eva: ModelSeams("patch_embed", "pos_embed", "rope", "patch_drop", "norm_pre", "blocks"),
 }
 
 _PORTS: dict[type, PortSeams] = {
     Attention: PortSeams("q_norm", "k_norm", "bhnd"),
     AttentionRope: PortSeams("q_norm", "k_norm", "bhnd"),
     EvaAttention: PortSeams("q_norm", "k_norm", "bhnd"),
-    DiffAttention: PortSeams("q_norm", "k_norm", "bhnd", heads_factor=2),
     ParallelScalingBlock: PortSeams("q_norm", "k_norm", "bnhd"),
-    DiffParallelScalingBlock: PortSeams("q_norm", "k_norm", "bhnd", heads_factor=2),
+}
+# Differential attention came with timm 1.0.23.
+_DIFFERENTIAL = (
+    getattr(layers, "DiffAttention", None),
+    getattr(vision_transformer, "DiffParallelScalingBlock", None),
+)
+_PORTS |= {
+    kind: PortSeams("q_norm", "k_norm", "bhnd", heads_factor=2) for kind in _DIFFERENTIAL if kind
 }
 
 
@@ -87,7 +97,10 @@ class Port:
     @property
     def head_dim(self) -> int:
         """Return the channels of a head at the port."""
-        return int(self.holder.head_dim)
+        if hasattr(self.holder, "head_dim"):
+            return int(self.holder.head_dim)
+        # EvaAttention before timm 1.0.26 kept no note of it.
+        return int(self.holder.proj.in_features) // int(self.holder.num_heads)
 
     @property
     def sides(self) -> tuple[nn.Module, nn.Module]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import operator
 from typing import TYPE_CHECKING, Any
 
 from visionpos import checkpoint
@@ -55,25 +57,60 @@ def load(model: nn.Module, path: str | Path) -> checkpoint.Lineage:
     tensors, found = checkpoint.load(path)
     source = tensors.pop(_SOURCE, None)
     checkpoint.check(found, lineage(model), path=path)
-    wanted = model.state_dict()
-    faults = [f"{name} is missing" for name in wanted if name not in tensors]
-    faults += [f"{name} is unknown to the model" for name in tensors if name not in wanted]
+    strengths = _strengths(model, found)
+    faults = _misfits(tensors, model.state_dict())
     faults += [
-        f"{name} has shape {tuple(tensors[name].shape)}, the model {tuple(wanted[name].shape)}"
-        for name in wanted
-        if name in tensors and tensors[name].shape != wanted[name].shape
+        f"strength of {name} is {value!r}"
+        for name, value in strengths.items()
+        if not _finite(value)
     ]
+    if source is not None and not _fits(source, found.tables.get(row_of(model).table, {})):
+        faults.append(
+            f"source_grid_hw of the table does not fit the {source.shape[-2:]} it was resized from"
+        )
     if faults:
         raise PositionError(
             f"path {path} does not fit this model: {'; '.join(faults)}. Build the model that wrote it."
         )
     model.load_state_dict(tensors)
-    for name, part in attachments(model).items():
-        if "strength" in found.encodings[name]:
-            part.set_strength(float(found.encodings[name]["strength"]))
+    for name, value in strengths.items():
+        attachments(model)[name].set_strength(value)
     if source is not None:
         _recall(model, source, found)
     return found
+
+
+def _strengths(model: nn.Module, found: checkpoint.Lineage) -> dict[str, Any]:
+    """Return name -> strength in the file of every attachment whose strength is no parameter."""
+    return {
+        name: found.encodings[name]["strength"]
+        for name, part in attachments(model).items()
+        if part.learned_strength is None and "strength" in found.encodings[name]
+    }
+
+
+def _finite(value: Any) -> bool:
+    return isinstance(value, (int, float)) and math.isfinite(value)
+
+
+def _misfits(tensors: dict[str, Tensor], wanted: dict[str, Tensor]) -> list[str]:
+    """Return one line for every tensor that is missing, unknown or of another shape."""
+    faults = [f"{name} is missing" for name in wanted if name not in tensors]
+    faults += [f"{name} is unknown to the model" for name in tensors if name not in wanted]
+    return faults + [
+        f"{name} has shape {tuple(tensors[name].shape)}, the model {tuple(wanted[name].shape)}"
+        for name in wanted
+        if name in tensors and tensors[name].shape != wanted[name].shape
+    ]
+
+
+def _fits(source: Tensor, entry: dict[str, Any]) -> bool:
+    """Return whether a table can be the one that the lineage says it was resized from."""
+    try:
+        height, width = (operator.index(side) for side in entry["source_grid_hw"])
+        return source.shape[-2] == Grid(height, width).size + int(entry["prefix"])
+    except (KeyError, TypeError, ValueError):
+        return False
 
 
 def _recall(model: Any, source: Tensor, found: checkpoint.Lineage) -> None:

@@ -1,0 +1,182 @@
+"""The door `bias` as abstract modules: position that is added to attention logits. `doors` shows them with the others.
+
+Biases are functions of coordinate differences first; the dense `[heads, n, m]` tensor is one rendering of them.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from visionpos.errors import PositionError
+from visionpos.geometry.relative import distinct_offsets, relative_index
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from visionpos.encodings.doors import Dims
+    from visionpos.geometry.grid import Grid
+
+
+class Biasing(nn.Module, ABC):
+    """An encoding that adds a function of coordinate differences to attention logits.
+
+    `values` is that function; `forward` is its dense rendering, evaluated once for each distinct difference of a grid.
+    """
+
+    spec: Any
+    dims: Dims
+
+    @abstractmethod
+    def values(self, offsets: Tensor) -> Tensor:
+        """Return `[num_heads, ...]`, the bias at differences `[..., axes]`, query minus key, in cells."""
+
+    def prefix_values(self) -> Tensor | None:
+        """Return `[num_heads, 3]`: prefix to patch, patch to prefix, prefix to prefix; None for zeros."""
+        return None
+
+    def distinct(self, grid: Grid, *, device: torch.device | None = None) -> Tensor:
+        """Return `[num_heads, (2h - 1)(2w - 1)]`, the bias at every difference of a grid, in `distinct_offsets` order.
+
+        This small table is all that a kernel needs; encodings whose bias depends on the grid's size override it.
+        """
+        return self.values(distinct_offsets(grid, device=self.home(device)))
+
+    def between(self, queries: Tensor, keys: Tensor) -> Tensor:
+        """Return `[num_heads, ..., n, m]` at any coordinates: dropped tokens, strided queries, packed images.
+
+        Args:
+            queries: `[..., n, axes]` coordinates in cells.
+            keys: `[..., m, axes]`.
+        """
+        return self.values(queries.unsqueeze(-2) - keys.unsqueeze(-3))
+
+    def forward(self, grid: Grid, *, prefix: int = 0, device: torch.device | None = None) -> Tensor:
+        """Return the bias of every pair of tokens, `[num_heads, prefix + n, prefix + n]`: it grows as n x n.
+
+        Args:
+            grid: tokens, row-major.
+            prefix: leading tokens without position; their rows and columns come from `prefix_values`.
+            device: where to build; with the parameters when None.
+
+        Raises:
+            PositionError: if prefix is negative, or the parameters lie on another device.
+        """
+        return self.dense(self.distinct(grid, device=device), grid, prefix=prefix)
+
+    def dense(self, table: Tensor, grid: Grid, *, prefix: int = 0) -> Tensor:
+        """Return `[num_heads, prefix + n, prefix + n]` from the `distinct` values of a grid."""
+        if prefix < 0:
+            raise PositionError(f"prefix is {prefix}; a token count of at least 0 is required.")
+        index = relative_index(grid, device=table.device)
+        if prefix:
+            own = self.prefix_values()
+            own = table.new_zeros(table.shape[0], 3) if own is None else own.to(table.dtype)
+            index = _framed(index, prefix, first=table.shape[-1])
+            table = torch.cat([table, own], dim=-1)
+        return table.index_select(-1, index.flatten()).unflatten(-1, tuple(index.shape))
+
+    def home(self, device: torch.device | None = None) -> torch.device | None:
+        """Return where to build: with the parameters, or on `device` if there are none.
+
+        Raises:
+            PositionError: if a device other than the parameters' is asked for.
+        """
+        weight = next(self.parameters(), None)
+        if weight is None or device is None:
+            return device if weight is None else weight.device
+        # "cuda" and "cuda:0" are one device.
+        if device.type != weight.device.type or device.index not in (None, weight.device.index):
+            raise PositionError(
+                f"device is {device} and the parameters are on {weight.device}; move the module with .to({device})."
+            )
+        return weight.device
+
+
+class QueryBiasing(nn.Module, ABC):
+    """An encoding that adds to attention logits what a query and a coordinate difference say together."""
+
+    spec: Any
+    dims: Dims
+
+    @abstractmethod
+    def forward(self, q: Tensor, grid: Grid, *, keys: Grid | None = None) -> Tensor:
+        """Return `[b, num_heads, n, m]` for queries `[b, num_heads, n, head_dim]`; keys share the grid when None."""
+
+
+class Extending(nn.Module, ABC):
+    """An encoding whose bias, a function of the query token and a coordinate difference, becomes channels of q and k.
+
+    A plain dot product of the longer q and k then holds it, so no n x n tensor is ever built.
+    """
+
+    spec: Any
+    dims: Dims
+
+    @property
+    def scale(self) -> float:
+        """Return the factor on q.k that attention must be given: the longer head must not change it."""
+        return float(self.dims.channels**-0.5)
+
+    @abstractmethod
+    def forward(
+        self, q: Tensor, k: Tensor, tokens: Tensor, grid: Grid, *, prefix: int = 0
+    ) -> tuple[Tensor, Tensor]:
+        """Return longer q and k for `[b, num_heads, prefix + n, head_dim]` made from `[b, prefix + n, embed_dim]`."""
+
+
+def check_flat(grid: Grid) -> None:
+    """Refuse a grid with frames, for tables of (y, x) differences.
+
+    Raises:
+        PositionError: if the grid has more than one frame.
+    """
+    if grid.frames > 1:
+        raise PositionError(
+            f"grid {grid.shape} (t, y, x) has {grid.frames} frames; a bias of (y, x) differences serves one frame. "
+            "Call it with Grid(height, width)."
+        )
+
+
+def check_offsets(offsets: Tensor, window: Grid) -> None:
+    """Refuse differences that a table of a window has no row for; not checked while compiling.
+
+    Raises:
+        PositionError: if offsets have not two axes, or one is not whole or reaches a side of the window.
+    """
+    if offsets.shape[-1] != 2:
+        raise PositionError(
+            f"offsets have {offsets.shape[-1]} axes; a table of differences needs 2: y, x."
+        )
+    if torch.compiler.is_compiling() or offsets.is_meta or not offsets.numel():
+        return
+    reach = offsets.new_tensor([window.height, window.width])
+    if bool(((offsets.abs() >= reach) | (offsets != offsets.round())).any()):
+        raise PositionError(
+            f"offsets reach {float(offsets.abs().max())}; a table of window {window.shape[1:]} has whole differences "
+            "below its sides only. Pass window_hw with the larger window, or round the coordinates."
+        )
+
+
+def _framed(index: Tensor, prefix: int, *, first: int) -> Tensor:
+    """Return `[prefix + n, prefix + n]`: rows of prefix tokens read number `first`, columns the next, both the third."""
+    pad = torch.nn.functional.pad
+    columns = pad(index, (prefix, 0), value=first + 1)
+    inside = columns.new_full((prefix, prefix), first + 2)
+    return torch.cat([pad(inside, (0, index.shape[-1]), value=first), columns])
+
+
+def blank_linear(inputs: int, outputs: int, *, bias: bool = True) -> nn.Linear:
+    """Return a linear layer whose start values are left to the caller, so that no global draw is made."""
+    layer = nn.Linear(inputs, outputs, bias=bias, device="meta")
+    return layer.to_empty(device=torch.get_default_device())
+
+
+def through(x: Tensor, layer: nn.Linear) -> Tensor:
+    """Return a layer's output in the dtype of x, under autocast too: biases are formed in float32 or better."""
+    parts = {name: part.to(x.dtype) for name, part in layer.named_parameters()}
+    with torch.autocast(device_type=x.device.type, enabled=False):
+        return nn.functional.linear(x, parts["weight"], parts.get("bias"))

@@ -1,0 +1,154 @@
+"""The door `rotate` as abstract modules: position that turns q and k. `doors` shows them with the others."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+
+from visionpos.geometry.augment import augment
+from visionpos.geometry.coords import CoordSpec, coordinates
+from visionpos.geometry.freqs import angles
+from visionpos.geometry.rotation import Rotation
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    from visionpos.encodings.doors import Dims
+    from visionpos.geometry.blocks import BasisTurn, BlockTurn
+    from visionpos.geometry.grid import Grid
+    from visionpos.geometry.rotation import Pairing
+
+
+class Rotary(nn.Module, ABC):
+    """An encoding that turns q and k.
+
+    `forward` is three steps that can be called alone: coordinates of the grid, angles of a layer, rotation.
+    """
+
+    spec: Any
+    dims: Dims
+
+    @property
+    @abstractmethod
+    def coords(self) -> CoordSpec:
+        """Return how tokens are numbered."""
+
+    @property
+    @abstractmethod
+    def pairing(self) -> Pairing:
+        """Return which channels turn together."""
+
+    @property
+    @abstractmethod
+    def layerwise(self) -> bool:
+        """Return whether every layer has frequencies of its own."""
+
+    @abstractmethod
+    def freqs(self, layer: int = 0, *, device: torch.device | None = None) -> Tensor:
+        """Return the frequencies of a layer, `[axes, pairs]` or `[num_heads, axes, pairs]`."""
+
+    def points(
+        self,
+        grid: Grid,
+        *,
+        device: torch.device | None = None,
+        generator: torch.Generator | None = None,
+        draws: int | None = None,
+    ) -> Tensor:
+        """Return `[n, axes]` coordinates, perturbed in training mode, or `[draws, n, axes]`; see `augment`."""
+        return _points(self, grid, device=device, generator=generator, draws=draws)
+
+    def angles(self, coords: Tensor, layer: int = 0) -> Tensor:
+        """Return `[..., n, pairs]` radians at any coordinates; per-head frequencies put num_heads before n."""
+        freqs = self.freqs(layer, device=coords.device)
+        return angles(coords.unsqueeze(-3), freqs) if freqs.ndim > 2 else angles(coords, freqs)
+
+    def forward(
+        self,
+        grid: Grid,
+        *,
+        layer: int = 0,
+        device: torch.device | None = None,
+        generator: torch.Generator | None = None,
+    ) -> Rotation:
+        """Return the Rotation of one layer over a grid.
+
+        In training every call draws anew, as the original DINOv3 does block by block; for one draw a forward pass or a
+        sample, hold `points` and call `angles` and `rotation`.
+        """
+        coords = self.points(grid, device=device, generator=generator)
+        return self.rotation(self.angles(coords, layer))
+
+    def rotation(self, turns: Tensor) -> Rotation:
+        """Return the Rotation by angles `[..., n, pairs]`, in this encoding's pairing."""
+        return Rotation.of(turns, self.pairing, axes=self.coords.axes)
+
+
+class Turning(nn.Module, ABC):
+    """An encoding that turns q and k by more than pairs of channels: whole blocks, or planes of a learned basis.
+
+    Its `forward` gives what a `Rotary`'s gives: an object whose `apply` turns q or k.
+    """
+
+    spec: Any
+    dims: Dims
+
+    @property
+    @abstractmethod
+    def coords(self) -> CoordSpec:
+        """Return how tokens are numbered."""
+
+    @property
+    @abstractmethod
+    def layerwise(self) -> bool:
+        """Return whether every layer turns its own way."""
+
+    @abstractmethod
+    def turns(self, coords: Tensor, layer: int = 0) -> BlockTurn | BasisTurn:
+        """Return the turn of a layer at coordinates `[..., n, axes]`."""
+
+    def points(
+        self,
+        grid: Grid,
+        *,
+        device: torch.device | None = None,
+        generator: torch.Generator | None = None,
+        draws: int | None = None,
+    ) -> Tensor:
+        """Return `[n, axes]` coordinates, perturbed in training mode, or `[draws, n, axes]`; see `augment`."""
+        return _points(self, grid, device=device, generator=generator, draws=draws)
+
+    def turn(
+        self, x: Tensor, coords: Tensor, layer: int = 0, *, prefix: int = 0, suffix: int = 0
+    ) -> Tensor:
+        """Return q or k `[b, heads, n, head_dim]` turned; prefix and suffix tokens stand at the origin."""
+        return self.turns(coords, layer).apply(x, prefix=prefix, suffix=suffix)
+
+    def forward(
+        self,
+        grid: Grid,
+        *,
+        layer: int = 0,
+        device: torch.device | None = None,
+        generator: torch.Generator | None = None,
+    ) -> BlockTurn | BasisTurn:
+        """Return the turn of one layer over a grid; in training every call draws anew."""
+        return self.turns(self.points(grid, device=device, generator=generator), layer)
+
+
+def _points(
+    encoding: Rotary | Turning,
+    grid: Grid,
+    *,
+    device: torch.device | None,
+    generator: torch.Generator | None,
+    draws: int | None,
+) -> Tensor:
+    spec = encoding.coords
+    if device is None:  # learned frequencies stay where they are
+        device = next((weight.device for weight in encoding.parameters()), None)
+    still = coordinates(grid, spec, device=device)
+    return augment(still, spec, draws=draws, generator=generator) if encoding.training else still
