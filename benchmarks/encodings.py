@@ -45,7 +45,10 @@ def pairs() -> list[Pair]:
     cat_peer = RotaryEmbeddingCat(64, in_pixels=False, ref_feat_shape=[16, 16])
     dino = vp.build(config.load_encoding("dinov3"), VIT_B)
     dino_peer = RotaryEmbeddingDinoV3(64)
-    mixed, mixed_peer = vp.build(vp.MixedRopeSpec(), VIT_B), RotaryEmbeddingMixed(768, depth=12, num_heads=12)
+    mixed, mixed_peer = (
+        vp.build(vp.MixedRopeSpec(), VIT_B),
+        RotaryEmbeddingMixed(768, depth=12, num_heads=12),
+    )
     with torch.no_grad():
         mixed.frequencies.copy_(mixed.from_timm(mixed_peer.freqs))
     return [
@@ -74,16 +77,25 @@ def _detectors() -> list[Pair]:
     xcit_peer = PositionalEncodingFourier(dim=768)
     sam = vp.build(config.load_encoding("sam_prompt"), SAM)
     sam_peer = SamPositionalEmbedding(SamVisionConfig(num_pos_feats=128, scale=1.0))
-    spots = (torch.stack(torch.meshgrid(torch.arange(64.0), torch.arange(64.0), indexing="xy"), -1) + 0.5) * 16
+    spots = (
+        torch.stack(torch.meshgrid(torch.arange(64.0), torch.arange(64.0), indexing="xy"), -1) + 0.5
+    ) * 16
     return [
         (
             "DETR sine",
             "transformers",
             lambda: sine(GRID),
             # A fresh mask each time: the peer keeps its last answer.
-            lambda: sine_peer(torch.Size((1, 768, 64, 64)), torch.device("cpu"), torch.float32, mask()),
+            lambda: sine_peer(
+                torch.Size((1, 768, 64, 64)), torch.device("cpu"), torch.float32, mask()
+            ),
         ),
-        ("SAM dense code", "transformers", lambda: sam.grid_code(GRID), lambda: sam_peer(spots[None], (1024, 1024))),
+        (
+            "SAM dense code",
+            "transformers",
+            lambda: sam.grid_code(GRID),
+            lambda: sam_peer(spots[None], (1024, 1024)),
+        ),
         ("XCiT Fourier", "timm", lambda: xcit(GRID), lambda: xcit_peer(1, 64, 64)),
     ]
 
@@ -101,7 +113,7 @@ def _biases() -> list[Pair]:
         return 16 * torch.sigmoid(bias.permute(2, 0, 1).contiguous())
 
     return [
-        ("Swin table, window 24", "timm", lambda: table(window), lambda: table_peer.get_bias()),
+        ("Swin table, window 24", "timm", lambda: table(window), table_peer.get_bias),
         ("log-CPB, window 24", "timm", lambda: mlp(window), theirs),
     ]
 

@@ -1,4 +1,7 @@
-"""Paired timing: two functions alternated in one process, compared by thread CPU time; wall clocks lie on shared cores."""
+"""Paired timing: two functions alternated in one process, compared by thread CPU time.
+
+Wall clocks lie on shared cores.
+"""
 
 from __future__ import annotations
 
@@ -9,14 +12,19 @@ from collections.abc import Callable
 import torch
 
 
-def ratio(candidate: Callable[[], object], base: Callable[[], object], *, rounds: int = 15) -> float:
+def ratio(
+    candidate: Callable[[], object], base: Callable[[], object], *, rounds: int = 15
+) -> float:
     """Return the median of candidate time / base time, each measured over at least 4 ms a round."""
     for function in (candidate, base):
         function()
     repeats = [_repeats(function) for function in (candidate, base)]
     pairs = []
     for _ in range(rounds):
-        spent = [_spent(function, count) for function, count in zip((candidate, base), repeats, strict=True)]
+        spent = [
+            _spent(function, count)
+            for function, count in zip((candidate, base), repeats, strict=True)
+        ]
         pairs.append(spent[0] / spent[1])
     return statistics.median(pairs)
 

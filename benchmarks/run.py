@@ -13,8 +13,10 @@ from functools import partial
 if os.environ.get("MALLOC_MMAP_MAX_") is None:
     import sys
 
-    os.environ.update(MALLOC_MMAP_MAX_="0", MALLOC_TRIM_THRESHOLD_="100000000000", OMP_NUM_THREADS="1")
-    os.execv(sys.executable, [sys.executable, *sys.argv])
+    os.environ.update(
+        MALLOC_MMAP_MAX_="0", MALLOC_TRIM_THRESHOLD_="100000000000", OMP_NUM_THREADS="1"
+    )
+    os.execv(sys.executable, [sys.executable, *sys.argv])  # noqa: S606 (this very script again)
 
 import timm
 import torch
@@ -40,12 +42,18 @@ def rotation(pairing: str, batch: int, tokens: int, dtype: torch.dtype) -> dict[
 
     def peer() -> tuple[torch.Tensor, ...]:
         return tuple(
-            torch.cat([x[:, :, :1], apply_rot_embed_cat(x[:, :, 1:], table, half=half)], 2) for x in (q, k)
+            torch.cat([x[:, :, :1], apply_rot_embed_cat(x[:, :, 1:], table, half=half)], 2)
+            for x in (q, k)
         )
 
     assert all(torch.equal(a, b) for a, b in zip(ours(), peer(), strict=True))
     name = f"rotate q, k  {pairing:8} {str(dtype).removeprefix('torch.'):8} {batch}x6x{tokens}x64"
-    return {"op": name, "peer": "timm", "to peer": ratio(ours, peer), "to copy": ratio(ours, copy_of(q, k))}
+    return {
+        "op": name,
+        "peer": "timm",
+        "to peer": ratio(ours, peer),
+        "to copy": ratio(ours, copy_of(q, k)),
+    }
 
 
 def forward(size: int, *, train: bool) -> dict[str, object]:
@@ -57,14 +65,20 @@ def forward(size: int, *, train: bool) -> dict[str, object]:
         use_rot_pos_emb=True, rope_type="cat", rope_temperature=100.0, global_pool="token",
         norm_layer=partial(torch.nn.LayerNorm, eps=1e-6),
     )  # fmt: skip
-    peer.load_state_dict({key: value for key, value in ours.state_dict().items() if not key.startswith("visionpos")})
+    peer.load_state_dict(
+        {key: value for key, value in ours.state_dict().items() if not key.startswith("visionpos")}
+    )
     photo = torch.randn(2, 3, size, size)
     ours.eval(), peer.eval()
     assert torch.equal(ours(photo), peer(photo))
     ours.train(train), peer.train(train)
     run = partial(_step if train else _pass, photo)
     name = f"{'training step' if train else 'forward'} ViT-S, {(size // 16) ** 2} tokens, batch 2"
-    return {"op": name, "peer": "timm Eva", "to peer": ratio(partial(run, ours), partial(run, peer), rounds=7)}
+    return {
+        "op": name,
+        "peer": "timm Eva",
+        "to peer": ratio(partial(run, ours), partial(run, peer), rounds=7),
+    }
 
 
 @torch.no_grad()
@@ -85,11 +99,18 @@ def resampling(source: int, target: int) -> dict[str, object]:
         return vp.resample(table, recipe="timm", prefix=1, **grids)
 
     def peer() -> torch.Tensor:
-        return resample_abs_pos_embed(table, [target, target], [source, source], num_prefix_tokens=1)
+        return resample_abs_pos_embed(
+            table, [target, target], [source, source], num_prefix_tokens=1
+        )
 
     assert torch.allclose(ours(), peer(), atol=6e-6)
     name = f"table {source}x{source} -> {target}x{target}, 768 channels"
-    return {"op": name, "peer": "timm", "to peer": ratio(ours, peer), "to copy": ratio(ours, copy_of(ours()))}
+    return {
+        "op": name,
+        "peer": "timm",
+        "to peer": ratio(ours, peer),
+        "to copy": ratio(ours, copy_of(ours())),
+    }
 
 
 def main() -> None:
@@ -106,7 +127,16 @@ def main() -> None:
     for row in rows:
         copy = f"{row['to copy']:11.2f}" if "to copy" in row else ""
         print(f"{row['op']:48} {row['peer']:9} {row['to peer']:11.2f} {copy}")
-    print(json.dumps({"device": "cpu, 1 thread", "torch": torch.__version__, "timm": timm.__version__, "rows": rows}))
+    print(
+        json.dumps(
+            {
+                "device": "cpu, 1 thread",
+                "torch": torch.__version__,
+                "timm": timm.__version__,
+                "rows": rows,
+            }
+        )
+    )
 
 
 if __name__ == "__main__":

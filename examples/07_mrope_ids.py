@@ -9,4 +9,6 @@ for dialect in ("vendor", "transformers"):
     stream = fam.stream(prompt)
     pos = fam.position_ids(stream)
     after = pos.ids[:, -3:].tolist()
-    print(f"{dialect:12} time of the clip ends at {pos.ids[0, :-4].max().item()}, text after it {after[0]}")
+    print(
+        f"{dialect:12} time of the clip ends at {pos.ids[0, :-4].max().item()}, text after it {after[0]}"
+    )

@@ -107,14 +107,22 @@ def vlm_stream():
     count = fam.frame_count(info.frame_count, info.source_fps)
     frames = pixels.frames(info, spec=pixels.FrameSpec(count=count, multiple=1))
     photo = Image(size_hw=tuple(data.coffee().shape[:2]))
-    stream = fam.stream([Text("Which ride belongs to this coffee?"), photo, frames.video(), Text("Answer briefly.")])
+    stream = fam.stream(
+        [Text("Which ride belongs to this coffee?"), photo, frames.video(), Text("Answer briefly.")]
+    )
     pos = fam.position_ids(stream)
-    print(f"  clip {info.path.name}: {info.frame_count} frames decode at {info.source_fps:g} fps, {count} sampled")
-    print(f"  {stream.length} tokens, next position {pos.next_position.item()}, delta {pos.delta.item()}")
+    print(
+        f"  clip {info.path.name}: {info.frame_count} frames decode at {info.source_fps:g} fps, {count} sampled"
+    )
+    print(
+        f"  {stream.length} tokens, next position {pos.next_position.item()}, delta {pos.delta.item()}"
+    )
     for span in stream.spans:
         first, last = pos.ids[:, span.start].tolist(), pos.ids[:, span.stop - 1].tolist()
         grid = "" if span.grid is None else f"grid {span.grid.shape} (t, y, x)"
-        print(f"    {span.kind:6} tokens {span.start:5}-{span.stop - 1:<5} ids {first} to {last}  {grid}")
+        print(
+            f"    {span.kind:6} tokens {span.start:5}-{span.stop - 1:<5} ids {first} to {last}  {grid}"
+        )
     print(f"  rotation of the language model: cos {tuple(fam.rotation(pos.ids).cos.shape)}")
     return stream, pos
 
@@ -123,7 +131,9 @@ def draw_ids(stream, pos, path: Path) -> None:
     """Draw the time, height and width ids over the stream."""
     figure, axis = plt.subplots(figsize=(10, 4.2), layout="constrained")
     tokens = np.arange(stream.length)
-    for name, row, colour in zip(("time", "height", "width"), pos.ids, ("#0072b2", "#d55e00", "#009e73"), strict=True):
+    for name, row, colour in zip(
+        ("time", "height", "width"), pos.ids, ("#0072b2", "#d55e00", "#009e73"), strict=True
+    ):
         axis.plot(tokens, row, ".", markersize=2, label=name, color=colour)
     for span in stream.spans:
         if span.grid is not None:
@@ -131,7 +141,11 @@ def draw_ids(stream, pos, path: Path) -> None:
             axis.axvspan(span.start, span.stop, color=shade, zorder=0)
             axis.text(span.start, axis.get_ylim()[1], f" {span.kind}", va="top", fontsize=9)
     axis.axhline(pos.next_position.item(), color="0.5", linewidth=0.8, linestyle="--")
-    axis.set(xlabel="token", ylabel="position id", title="Qwen2.5-VL ids of text, photo and clip (dashed: next position)")
+    axis.set(
+        xlabel="token",
+        ylabel="position id",
+        title="Qwen2.5-VL ids of text, photo and clip (dashed: next position)",
+    )
     axis.legend(markerscale=5)
     figure.savefig(path, dpi=120)
     plt.close(figure)

@@ -197,6 +197,7 @@ def test_compile_fullgraph_equals_eager(pairing: str) -> None:
 @pytest.mark.filterwarnings(
     "ignore:`torch.jit.trace` is deprecated:FutureWarning", "ignore::torch.jit.TracerWarning"
 )
+@pytest.mark.filterwarnings("ignore:.*torch.jit.trace.*:FutureWarning")
 def test_compile_jit_trace_takes_the_plain_form() -> None:
     rot = rotation((7, 8), "adjacent")
     traced = torch.jit.trace(lambda x: turn(x, rot), packed(2, 3, 7, 16))

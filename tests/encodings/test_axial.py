@@ -471,3 +471,30 @@ def test_device_of_every_pairing(device):
         there = turn(q.to(device), module(Grid(3, 5), device=device))
         assert there.device.type == device.type
         torch.testing.assert_close(there.cpu(), module(Grid(3, 5)).apply(q), rtol=1e-5, atol=1e-5)
+
+
+def test_reference_periods_of_a_checkpoint():
+    """DINOv3's rope_embed.periods: base^(2k / (d / 2)); released ones are rounded to bf16 (facts 2)."""
+    module = rope(load_encoding("dinov3"), Dims(embed_dim=64, num_heads=1, depth=1))
+    periods = 100.0 ** (2 * torch.arange(16.0) / 32)
+    assert module.check_periods(periods) < 1e-6
+    assert 5e-4 < module.check_periods(periods.bfloat16()) < 2**-8
+    other = rope(AxialRopeSpec(periods=(0.5, 8.0), coords=CoordSpec(unit="centred")))
+    assert other.check_periods(torch.tensor([0.5, 1.259921, 3.174802, 8.0])) < 1e-6
+
+
+@pytest.mark.parametrize(
+    ("periods", "match"),
+    [
+        (torch.ones(8), r"periods have shape \(8,\) and an axis has 16 pairs"),
+        (
+            1000.0 ** (torch.arange(16.0) / 16),
+            r"periods differ from the spec's by .*Set theta or periods",
+        ),
+        (torch.full((16,), math.nan), r"periods differ from the spec's by nan"),
+    ],
+)
+def test_error_periods_of_a_checkpoint(periods, match):
+    module = rope(load_encoding("dinov3"), Dims(embed_dim=64, num_heads=1, depth=1))
+    with pytest.raises(PositionError, match=match):
+        module.check_periods(periods)

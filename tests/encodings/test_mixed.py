@@ -158,3 +158,13 @@ def test_device_default_is_the_parameter_s():
     with FakeTensorMode():
         module.frequencies = nn.Parameter(torch.empty(4, 3, 2, 4, device=cuda))
         assert module(Grid(3, 5)).cos.device == cuda
+
+
+def test_invariant_from_rope_vit():
+    """The original's (2, depth, heads * pairs) is a view of timm's: head h holds the columns h * pairs and on."""
+    theirs = torch.arange(2 * 4 * 15.0).reshape(2, 4, 15)
+    ours = MixedRope.from_rope_vit(theirs, num_heads=3)
+    assert torch.equal(ours, MixedRope.from_timm(theirs.reshape(2, 4, 3, 5)))
+    assert ours[3, 2, 1, 4] == theirs[0, 3, 14]
+    with pytest.raises(PositionError, match=r"shape \(2, 4, 15\) for 4 heads"):
+        MixedRope.from_rope_vit(theirs, num_heads=4)

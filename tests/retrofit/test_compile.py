@@ -16,7 +16,6 @@ from torch.utils.checkpoint import checkpoint
 import visionpos as vp
 from tests.retrofit.zoo import NAMED, Case, apart, image, vit
 from visionpos import retrofit
-from visionpos.errors import PositionError
 
 # torch's own remark wherever a compiled region is entered with a tensor that has a history.
 pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
@@ -330,14 +329,8 @@ def test_compile_graph_break_between_patches_and_blocks() -> None:
             assert torch.equal(compiled(image(size)), eager(image(size)))
 
 
-# torch.export's default mode passes torch.SymInt, which Grid does not take for a whole number.
-GRID_TAKES_SYMBOLS = pytest.mark.xfail(
-    raises=PositionError, reason="geometry.Grid refuses torch.SymInt", strict=False
-)
-
-
 @pytest.mark.filterwarnings("ignore:While compiling, we found certain side effects")
-@pytest.mark.parametrize("strict", [pytest.param(False, marks=GRID_TAKES_SYMBOLS), True])
+@pytest.mark.parametrize("strict", [False, True])
 @pytest.mark.parametrize("kind", some("mixed"))
 def test_export_with_dynamic_sizes(kind: str, strict: bool) -> None:
     """One exported program serves every multiple of 16 exactly."""

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
+_FULL_TURN = 6.283185307179586
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AxialRopeSpec:
@@ -156,3 +158,31 @@ class AxialRope(Rotary):
     def freqs(self, layer: int = 0, *, device: torch.device | None = None) -> Tensor:  # noqa: ARG002 (all layers alike)
         """Return `[axes, pairs]` float32, rebuilt from the spec."""
         return self.layout.freqs(device=device)
+
+    def check_periods(self, periods: Tensor) -> float:
+        """Return how far the periods stored in a checkpoint lie from this encoding's, as a share of them.
+
+        Nothing is loaded: frequencies are rebuilt from the spec in float32, as timm and transformers do.
+
+        Args:
+            periods: `[share]` in coordinate units: DINOv3's `rope_embed.periods`. Released weights hold them rounded to
+                bfloat16, up to .002 off, which moves cosines and sines by up to .0084 at 64 channels.
+
+        Raises:
+            PositionError: if there are more or fewer than an axis has, or one is off by more than 1 %.
+        """
+        layout = self.layout
+        first = layout.freqs()[layout.axis_order[0]]
+        own = _FULL_TURN / first[first != 0]
+        if layout.order != "contiguous" or periods.shape != own.shape:
+            raise PositionError(
+                f"periods have shape {tuple(periods.shape)} and an axis has {own.numel()} pairs in order "
+                f"{layout.order!r}; one period a pair of one axis is required. Check head_dim and the spec."
+            )
+        error = float((periods.detach().float().cpu() / own - 1).abs().max())
+        if not error <= 0.01:
+            raise PositionError(
+                f"periods differ from the spec's by {error:.3g} of themselves; at most 0.01 is required. Set theta or "
+                "periods of the spec to those the checkpoint was trained with."
+            )
+        return error

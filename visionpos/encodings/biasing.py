@@ -75,9 +75,9 @@ class Biasing(nn.Module, ABC):
         if prefix:
             own = self.prefix_values()
             own = table.new_zeros(table.shape[0], 3) if own is None else own.to(table.dtype)
-            index = _framed(index, prefix, first=table.shape[-1])
-            table = torch.cat([table, own], dim=-1)
-        return table.index_select(-1, index.flatten()).unflatten(-1, tuple(index.shape))
+            table, index = torch.cat([own, table], dim=-1), _framed(index, prefix)
+        pairs: Tensor = table.index_select(-1, index.flatten()).unflatten(-1, tuple(index.shape))
+        return pairs
 
     def home(self, device: torch.device | None = None) -> torch.device | None:
         """Return where to build: with the parameters, or on `device` if there are none.
@@ -161,12 +161,15 @@ def check_offsets(offsets: Tensor, window: Grid) -> None:
         )
 
 
-def _framed(index: Tensor, prefix: int, *, first: int) -> Tensor:
-    """Return `[prefix + n, prefix + n]`: rows of prefix tokens read number `first`, columns the next, both the third."""
+def _framed(index: Tensor, prefix: int) -> Tensor:
+    """Return `[prefix + n, prefix + n]` for a table with three numbers in front of it.
+
+    Prefix rows read number 0, prefix columns 1, where they meet 2. Constants, so that no graph depends on a size.
+    """
     pad = torch.nn.functional.pad
-    columns = pad(index, (prefix, 0), value=first + 1)
-    inside = columns.new_full((prefix, prefix), first + 2)
-    return torch.cat([pad(inside, (0, index.shape[-1]), value=first), columns])
+    columns = pad(index + 3, (prefix, 0), value=1)
+    inside = columns.new_full((prefix, prefix), 2)
+    return torch.cat([pad(inside, (0, index.shape[-1]), value=0), columns])
 
 
 def blank_linear(inputs: int, outputs: int, *, bias: bool = True) -> nn.Linear:

@@ -103,6 +103,22 @@ class MixedRope(Rotary):
         return learned if device is None else learned.to(device)
 
     @staticmethod
+    def from_rope_vit(freqs: Tensor, *, num_heads: int) -> Tensor:
+        """Return naver-ai/rope-vit's `freqs (2, depth, heads * pairs)`, x first, in the order of `frequencies`.
+
+        Swin blocks hold `rope_freqs (2, heads, pairs)` each: stack them on dim 1 and flatten the last two dims first.
+
+        Raises:
+            PositionError: if the last dim is no whole number of heads.
+        """
+        if freqs.ndim != 3 or freqs.shape[0] != 2 or freqs.shape[2] % num_heads:
+            raise PositionError(
+                f"freqs have shape {tuple(freqs.shape)} for {num_heads} heads; (2, depth, heads * pairs) is required."
+            )
+        heads: Tensor = freqs.unflatten(2, (num_heads, -1))
+        return MixedRope.from_timm(heads)
+
+    @staticmethod
     def from_timm(freqs: Tensor) -> Tensor:
         """Return timm's `rope.freqs (2, depth, heads, pairs)`, x first, in the order of `frequencies`."""
         return freqs.permute(1, 2, 0, 3).flip(2).contiguous()

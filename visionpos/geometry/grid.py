@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from math import isqrt
 from typing import TYPE_CHECKING, Literal
 
+import torch
+
 from visionpos.errors import PositionError
 
 if TYPE_CHECKING:
@@ -43,8 +45,9 @@ class Grid:
     def __post_init__(self) -> None:
         for name in ("height", "width", "frames"):
             side = getattr(self, name)
-            # Tracing passes symbolic sizes, which are ints to isinstance but not to type().
-            if isinstance(side, bool) or not isinstance(side, int) or side < 1:
+            # Exporting passes symbolic sizes.
+            whole = isinstance(side, (int, torch.SymInt)) and not isinstance(side, bool)
+            if not whole or side < 1:
                 raise PositionError(
                     f"Grid {name} is {side!r}; a whole number of tokens, at least 1, is required. "
                     "Divide the image side by the patch side, or use Grid.of_image."

@@ -15,6 +15,8 @@ from visionpos.errors import PositionError
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from visionpos.geometry.blocks import BasisTurn, BlockTurn
+
 Pairing = Literal["half", "adjacent", "half_per_axis", "adjacent_tiled"]
 PAIRINGS: tuple[Pairing, ...] = get_args(Pairing)
 PER_AXIS: tuple[Pairing, ...] = ("half_per_axis", "adjacent_tiled")
@@ -165,14 +167,19 @@ class Rotation:
 
 
 def rotate(
-    q: Tensor, k: Tensor, rotation: Rotation, *, prefix: int = 0, suffix: int = 0
+    q: Tensor,
+    k: Tensor,
+    rotation: Rotation | BlockTurn | BasisTurn,
+    *,
+    prefix: int = 0,
+    suffix: int = 0,
 ) -> tuple[Tensor, Tensor]:
     """Return q and k with their channel pairs turned, so that q.k depends on coordinate differences.
 
     Args:
         q: `[b, heads, n, head_dim]`.
         k: `[b, kv_heads, n, head_dim]`; grouped-query heads may be fewer.
-        rotation: `[n, pairs]`, or with leading heads or batch sizes.
+        rotation: `[n, pairs]`, or with leading heads or batch sizes; or the turn of another scheme (`blocks`).
         prefix: leading tokens that do not turn.
         suffix: trailing tokens that do not turn.
 

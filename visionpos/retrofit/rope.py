@@ -102,12 +102,14 @@ def _dinov3_spec(rope: Any) -> AxialRopeSpec:
 
 def _moves(coords: CoordSpec, rope: Any) -> CoordSpec:
     """Return the coordinates with timm's training-time augmentation (absent before timm 1.0.31)."""
-    return dataclasses.replace(
+    moved = dataclasses.replace(
         coords,
         shift=getattr(rope, "shift_coords", None),
         jitter=getattr(rope, "jitter_coords", None),
         rescale=getattr(rope, "rescale_coords", None),
     )
+    x_first = moved.augments and rope.grid_indexing == "xy"
+    return dataclasses.replace(moved, first="x") if x_first else moved
 
 
 class GridRope(nn.Module):
