@@ -32,8 +32,8 @@ class Reading:
 
     Args:
         names: the dialects, or the sources, that read it so.
-        value: what comes out.
-        spec: fields that this reading lays over the row's input.
+        value: what comes out: numbers that the probe computes, or words under the probe "stated".
+        spec: what the probe computes with; None under "stated".
         used_by: models and libraries.
         known_fault: true if the value is pinned because weights or tools depend on it, not because it is right.
     """
@@ -41,8 +41,8 @@ class Reading:
     __pydantic_config__: ClassVar[dict[str, str]] = _STRICT
 
     names: tuple[str, ...]
-    value: tuple[float, ...]
-    spec: dict[str, Any]
+    value: tuple[float, ...] | str
+    spec: dict[str, Any] | None = None
     used_by: str = ""
     known_fault: bool = False
 
@@ -55,8 +55,9 @@ class Row:
         topic: heading in docs/dialects.md.
         what: the difference in one sentence.
         input: the smallest input that shows it, in words.
-        probe: which computation the readings share: "resample", "add", "angle" or "bias".
-        at: what the probe needs: sizes, grid, token.
+        probe: which computation the readings share: "resample", "add", "angle" or "bias"; "stated" where the values are
+            no few numbers, and a test pins them.
+        at: what the probe needs: sizes, grid, token, first and count of the channels shown; the test under "stated".
         readings: at least two.
         source: where it is discussed.
     """
@@ -93,7 +94,9 @@ def reading_value(row: Row, reading: Reading) -> Tensor:
     """
     if row.probe not in _PROBES:
         raise PositionError(f"probe is {row.probe!r}; it must be one of {', '.join(_PROBES)}.")
-    return _PROBES[row.probe](row.at, reading.spec).detach().double().flatten()
+    values = _PROBES[row.probe](row.at, reading.spec or {}).detach().double().flatten()
+    first = int(row.at.get("first", 0))
+    return values[first : first + int(row.at.get("count", len(values)))]
 
 
 def _resample_probe(at: dict[str, Any], spec: dict[str, Any]) -> Tensor:
@@ -261,13 +264,18 @@ def markdown() -> str:
             "|---|---|---|",
         ]
         for reading in row.readings:
-            value = " ".join(f"{number:.6g}" for number in reading.value)
+            words = isinstance(reading.value, str)
+            value = (
+                reading.value if words else " ".join(f"{number:.6g}" for number in reading.value)
+            )
             fault = (
                 " (a fault, kept because weights or tools depend on it)"
                 if reading.known_fault
                 else ""
             )
             lines.append(f"| {', '.join(reading.names)} | {value} | {reading.used_by}{fault} |")
-        if row.source:
-            lines += ["", f"Source: {row.source}"]
+        pinned = f"Pinned by `{row.at['test']}`." if row.probe == "stated" else ""
+        source = f"Source: {row.source}." if row.source else ""
+        if pinned or source:
+            lines += ["", " ".join(part for part in (source, pinned) if part)]
     return "\n".join(lines) + "\n"

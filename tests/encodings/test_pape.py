@@ -182,23 +182,23 @@ def test_invariant_start_values():
     assert Pape(FULL, DIMS).height.abs().max() <= 12**-0.5
 
 
-def test_invariant_bfloat16_cost():
+@pytest.mark.parametrize("channels", ["parabolas", "folded"])
+def test_invariant_bfloat16_cost(channels):
     """The docstring's warning: in bfloat16 squares of far cells drown near differences; in float32 they do not."""
-    spec = PapeSpec(channels="folded")
-    module = Pape(
-        spec, Dims(embed_dim=64, num_heads=2, depth=1), generator=torch.Generator().manual_seed(0)
-    )
+    dims = Dims(embed_dim=64, num_heads=2, depth=1)
+    module = Pape(PapeSpec(channels=channels), dims, generator=torch.Generator().manual_seed(0))
     tokens = torch.randn(1, 4096, 64)
     zero = torch.zeros(1, 2, 4096, 32)
-    points = vp.coordinates(Grid(64, 64))
-    exact = module.values(tokens[:, :64], points[:64].unsqueeze(1) - points)
+    offsets = vp.coordinates(Grid(64, 64))[:64].unsqueeze(1) - vp.coordinates(Grid(64, 64))
+    exact, near = module.values(tokens[:, :64], offsets), offsets.abs().sum(-1) <= 2
     errors = {}
     for dtype in (torch.float32, torch.bfloat16):
         longer, wider = module(zero.to(dtype), zero.to(dtype), tokens, Grid(64, 64))
         out = longer[:, :, :64].float() @ wider.float().mT
-        errors[dtype] = ((out - exact).abs().max() / exact.abs().max()).item()
-    assert errors[torch.float32] < 1e-5
-    assert 1e-3 < errors[torch.bfloat16] < 3e-2
+        errors[dtype] = (out - exact)[:, :, near].abs().max().item()
+    scale = exact[:, :, near].abs().max().item()
+    assert errors[torch.float32] < 1e-3 * scale
+    assert errors[torch.bfloat16] > 0.5 * scale
 
 
 @pytest.mark.parametrize("spec", [FULL, ROUND])
