@@ -32,16 +32,21 @@ SHIPPED = (
 side = st.integers(1, 64)
 positive = st.floats(0.01, 1e6)
 factor = st.none() | st.floats(1.0, 4.0)
-coord_specs = st.builds(
-    CoordSpec,
-    unit=st.sampled_from(["index", "centred", "endpoint", "fractional"]),
-    offset=st.floats(-2.0, 2.0),
-    normalize=st.sampled_from(["separate", "min", "max"]),
-    trained_shape=st.none() | st.tuples(side, side),
-    shift=st.none() | st.floats(0.0, 1.0),
-    jitter=factor,
-    rescale=factor,
-    scope=st.sampled_from(["forward", "block", "sample"]),
+moves = {
+    "trained_shape": st.none() | st.tuples(side, side),
+    "shift": st.none() | st.floats(0.0, 1.0),
+    "jitter": factor,
+    "rescale": factor,
+    "scope": st.sampled_from(["forward", "block", "sample"]),
+}
+cells = st.floats(-2.0, 2.0)
+divided = st.sampled_from(["centred", "fractional"])
+normalize = st.sampled_from(["separate", "min", "max"])
+# A field that would have no effect is refused: an index is divided by nothing, pinned ends cannot be moved.
+coord_specs = st.one_of(
+    st.builds(CoordSpec, unit=divided, offset=cells, normalize=normalize, **moves),
+    st.builds(CoordSpec, unit=st.just("index"), offset=cells, **moves),
+    st.builds(CoordSpec, unit=st.just("endpoint"), **moves),
 )
 specs = st.one_of(
     st.builds(

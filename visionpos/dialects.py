@@ -186,8 +186,8 @@ def compare(
         PositionError: if the two cannot be compared.
 
     Example:
-        >>> far = compare("timm", "dinov2", dims=Dims(embed_dim=8, num_heads=1, depth=1), grid=Grid(14, 14),
-        to=Grid(20, 30))
+        >>> dims = Dims(embed_dim=8, num_heads=1, depth=1)
+        >>> far = compare("timm", "dinov2", dims=dims, grid=Grid(14, 14), to=Grid(20, 30))
         >>> far.quantity, far.differing
         ('vectors', 1.0)
     """
