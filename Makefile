@@ -48,7 +48,8 @@ format: $(READY)  ## rewrite files as `make check` wants them
 	$(BIN)/ruff format .
 
 bench: $(READY)  ## paired ratios against named peers
-	$(BIN)/python benchmarks/run.py
+	$(BIN)/python -m benchmarks.run
+	$(BIN)/python -m benchmarks.import_cost
 
 docs: $(READY)  ## rewrite docs/dialects.md from configs/dialects/
 	$(BIN)/python -c 'import sys; from visionpos.dialects import markdown; sys.stdout.write(markdown())' > docs/dialects.md

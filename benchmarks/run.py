@@ -16,7 +16,7 @@ if os.environ.get("MALLOC_MMAP_MAX_") is None:
     os.environ.update(
         MALLOC_MMAP_MAX_="0", MALLOC_TRIM_THRESHOLD_="100000000000", OMP_NUM_THREADS="1"
     )
-    os.execv(sys.executable, [sys.executable, *sys.argv])  # noqa: S606 (this very script again)
+    os.execv(sys.executable, [sys.executable, "-m", "benchmarks.run", *sys.argv[1:]])  # noqa: S606 (this very script again)
 
 import timm
 import torch
@@ -25,9 +25,9 @@ from timm.layers.pos_embed_sincos import apply_rot_embed_cat
 from timm.models.eva import Eva
 
 import visionpos as vp
+from benchmarks import encodings
 from benchmarks.paired import copy_of, ratio
 from visionpos import retrofit
-from visionpos.attention import turn
 
 
 def rotation(pairing: str, batch: int, tokens: int, dtype: torch.dtype) -> dict[str, object]:
@@ -35,10 +35,10 @@ def rotation(pairing: str, batch: int, tokens: int, dtype: torch.dtype) -> dict[
     q, k = torch.randn(2, batch, 6, tokens, 64, dtype=dtype)
     rot = vp.Rotation.of(torch.randn(tokens - 1, 32), pairing)
     cos, sin = rot.full_width()
-    table, padded, half = torch.cat([sin, cos], -1), rot.padded(1), pairing == "half"
+    table, half = torch.cat([sin, cos], -1), pairing == "half"
 
     def ours() -> tuple[torch.Tensor, torch.Tensor]:
-        return turn(q, padded), turn(k, padded)
+        return vp.rotate(q, k, rot, prefix=1)
 
     def peer() -> tuple[torch.Tensor, ...]:
         return tuple(
@@ -122,6 +122,7 @@ def main() -> None:
             for dtype in (torch.float32, torch.bfloat16):
                 rows += [rotation(pairing, 8, 197, dtype), rotation(pairing, 16, 1025, dtype)]
         rows += [resampling(14, 64), resampling(37, 64), resampling(37, 16)]
+    rows += encodings.rows()
     rows += [forward(224, train=False), forward(224, train=True), forward(512, train=False)]
     print(f"{'operation':48} {'peer':9} {'time / peer':>11} {'time / copy':>11}")
     for row in rows:

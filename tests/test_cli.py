@@ -64,7 +64,7 @@ def test_encodings_diff_equals_the_library(run):
     grids = {"source": vp.Grid(14, 14), "target": vp.Grid(20, 30)}
     ours, theirs = (vp.resample(table, recipe=name, **grids) for name in ("timm", "dinov2"))
     assert row["relative"] == pytest.approx(float((ours - theirs).norm() / ours.norm()), rel=0.02)
-    assert row["quantity"] == "vectors"
+    assert row["quantity"] == "resampled table"
 
 
 def test_families_lists_all(run):

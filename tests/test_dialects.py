@@ -62,6 +62,28 @@ def test_compare_names_the_cell():
     assert pinned.token_yx[0] in (1, 3)
 
 
+def test_compare_sees_pairings_and_tiling():
+    """The same angles on other channels are another rotation."""
+    from visionpos import config
+
+    dims = vp.Dims(embed_dim=384, num_heads=6, depth=2)
+    half = compare(
+        vp.AxialRopeSpec(pairing="half"),
+        vp.AxialRopeSpec(),
+        dims=dims,
+        grid=vp.Grid(3, 5),
+        to=vp.Grid(3, 5),
+    )
+    assert half.relative > 0.1
+    tiled, untiled = (config.load_encoding(name) for name in ("vjepa2", "vjepa2_untiled"))
+    assert compare(tiled, untiled, dims=dims, grid=vp.Grid(3, 5), to=vp.Grid(3, 5)).relative > 0.1
+
+
+def test_error_recipe_beside_encoding():
+    with pytest.raises(vp.PositionError, match="only two of one kind"):
+        compare("timm", vp.SinCosSpec(), dims=DIMS, grid=vp.Grid(3, 5), to=vp.Grid(3, 5))
+
+
 def test_error_two_doors():
     with pytest.raises(vp.PositionError, match="enter by the same door"):
         compare(

@@ -5,6 +5,7 @@ streams, `visionpos.config` reads YAML, `visionpos.checkpoint` reads and writes 
 alone.
 """
 
+from visionpos.attention import rotate, turn
 from visionpos.encodings import (
     AbsWinSpec,
     AlibiSpec,
@@ -64,7 +65,6 @@ from visionpos.geometry import (
     offsets,
     period_freqs,
     resample,
-    rotate,
     sample_table,
     section_axes,
     section_freqs,
@@ -135,4 +135,5 @@ __all__ = [
     "sample_table",
     "section_axes",
     "section_freqs",
+    "turn",
 ]

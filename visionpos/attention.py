@@ -11,12 +11,54 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from visionpos.geometry.rotation import Rotation
+from visionpos.geometry.rotation import rotate as plain_rotate
 from visionpos.kernels.rotate import is_pairwise, turn_adjacent, turn_half
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from visionpos.geometry.rotation import Rotation
+    from visionpos.geometry.blocks import BasisTurn, BlockTurn
+
+
+def rotate(
+    q: Tensor,
+    k: Tensor,
+    rotation: Rotation | BlockTurn | BasisTurn,
+    *,
+    prefix: int = 0,
+    suffix: int = 0,
+) -> tuple[Tensor, Tensor]:
+    """Return q and k with their channel pairs turned, so that q.k depends on coordinate differences.
+
+    Args:
+        q: `[b, heads, n, head_dim]`.
+        k: `[b, kv_heads, n, head_dim]`; grouped-query heads may be fewer.
+        rotation: `[n, pairs]`, or with leading heads or batch sizes; or the turn of another scheme.
+        prefix: leading tokens that do not turn.
+        suffix: trailing tokens that do not turn.
+
+    Returns:
+        Two new tensors of the inputs' shapes and dtypes.
+
+    Raises:
+        PositionError: if tokens or channels do not fit.
+
+    Example:
+        >>> from visionpos.geometry import Rotation
+        >>> q = torch.ones(1, 2, 5, 8)
+        >>> turned, _ = rotate(q, q, Rotation.of(torch.zeros(4, 4)), prefix=1)
+        >>> torch.equal(turned, q)
+        True
+
+    Reference:
+        RoFormer (arXiv 2104.09864). Keys of another length than the queries turn by their own rotation: use `turn`. The
+        plain form, one line of arithmetic, is `visionpos.geometry.rotate`.
+    """
+    if not isinstance(rotation, Rotation):
+        return plain_rotate(q, k, rotation, prefix=prefix, suffix=suffix)
+    whole = rotation.padded(prefix, suffix)
+    return turn(q, whole), turn(k, whole)
 
 
 def turn(x: Tensor, rotation: Rotation) -> Tensor:
@@ -36,11 +78,11 @@ def turn(x: Tensor, rotation: Rotation) -> Tensor:
         PositionError: if tokens or channels do not fit.
 
     Example:
-        >>> from visionpos.geometry import Rotation
         >>> turn(torch.ones(1, 1, 2, 4), Rotation.of(torch.zeros(2, 2))).shape
         torch.Size([1, 1, 2, 4])
     """
     channels = 2 * rotation.pairs
+    rotation.check_lead(x)
     if (
         not _is_plain_eager(x)
         or x.shape[-2] != rotation.n

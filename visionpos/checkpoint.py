@@ -70,6 +70,12 @@ def save(path: str | Path, tensors: Mapping[str, Tensor], lineage: Lineage) -> N
         PositionError: if the folder does not exist or cannot be written.
     """
     target = Path(path)
+    if target.is_symlink():
+        target = target.resolve()  # the file changes, the link stays
+    if not target.name or (target.exists() and not target.is_file()):
+        raise PositionError(
+            f"path {path!s:.200} cannot be written: it is no regular file. Give the name of a file."
+        )
     if not target.parent.is_dir():
         raise PositionError(
             f"path {target} is in no existing folder; create {target.parent} first."

@@ -53,6 +53,8 @@ def read_yaml(text: str, *, source: str = "<text>") -> Data:
         data = yaml.load(text, Loader=_StrictLoader)  # noqa: S506 (a SafeLoader)
     except ConfigError as error:
         raise ConfigError(f"{source}: {error}") from None
+    except RecursionError:
+        raise ConfigError(f"{source} nests too deeply; write plain mappings and lists.") from None
     except yaml.YAMLError as error:
         raise ConfigError(f"{source} is not YAML: {' '.join(str(error).split())}") from None
     if not isinstance(data, dict) or not all(isinstance(key, str) for key in data):

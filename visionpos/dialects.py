@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 
 from visionpos.config import encoding_spec, parse, read_yaml, shipped
-from visionpos.encodings import Additive, Biasing, Dims, LearnedTable, Rotary, build
+from visionpos.encodings import Additive, Biasing, Dims, Rotary, build
 from visionpos.errors import PositionError
 from visionpos.geometry import RECIPES, Grid, resample
 
@@ -35,7 +35,7 @@ class Reading:
         value: what comes out: numbers that the probe computes, or words under the probe "stated".
         spec: what the probe computes with; None under "stated".
         used_by: models and libraries.
-        known_fault: true if the value is pinned because weights or tools depend on it, not because it is right.
+        known_fault: true if the value is pinned so that it is seen, not because it is right.
     """
 
     __pydantic_config__: ClassVar[dict[str, str]] = _STRICT
@@ -154,7 +154,7 @@ class Difference:
     """How far two encodings are apart on one grid.
 
     Args:
-        quantity: what was compared: "vectors", "turns" (cosines and sines) or "logit bias".
+        quantity: what was compared: "vectors", "resampled table", "turned vectors" (one random head) or "logit bias".
         largest: largest absolute difference.
         relative: norm of the difference over the norm of the first.
         token_yx: token, or query token, of the largest difference.
@@ -189,7 +189,7 @@ def compare(
         >>> dims = Dims(embed_dim=8, num_heads=1, depth=1)
         >>> far = compare("timm", "dinov2", dims=dims, grid=Grid(14, 14), to=Grid(20, 30))
         >>> far.quantity, far.differing
-        ('vectors', 1.0)
+        ('resampled table', 1.0)
     """
     (quantity, a), (other, b) = (_rendered(each, dims, grid, to) for each in (first, second))
     if quantity != other or a.shape != b.shape:
@@ -221,16 +221,15 @@ def _rendered(what: EncodingSpec | str, dims: Dims, grid: Grid, to: Grid) -> tup
                     f"{what!r} is no recipe; it must be one of {', '.join(sorted(RECIPES))}."
                 )
             table = torch.randn(grid.size, dims.embed_dim)
-            return "vectors", resample(table, source=grid, target=to, recipe=what)
+            return "resampled table", resample(table, source=grid, target=to, recipe=what)
         encoding = build(what, dims)
         for weight in encoding.parameters():
             weight.copy_(torch.randn_like(weight))
         encoding.eval()
-        if isinstance(encoding, LearnedTable):
-            return "vectors", encoding(to)
         if isinstance(encoding, Rotary):
-            rotation = encoding(to)
-            return "turns", torch.cat([rotation.cos, rotation.sin], dim=-1)
+            # What a head becomes, not its angles: pairings that join other channels differ too.
+            head = torch.randn(dims.channels).expand(1, dims.num_heads, to.size, dims.channels)
+            return "turned vectors", encoding(to).apply(head)[0]
         if isinstance(encoding, Additive):
             return "vectors", encoding(to)
         if isinstance(encoding, Biasing):
@@ -246,9 +245,9 @@ def markdown() -> str:
         "# Dialects",
         "",
         (
-            "Every place where two sources that go by one name differ: the smallest input that shows it, what "
-            "each makes "
-            "of it, and who uses which. Printed from `configs/dialects/` by `make docs`; a test computes every value."
+            "Places where two sources that go by one name differ: a small input that shows it, what each makes of it, and "
+            "who uses which. Printed from `configs/dialects/` by `make docs`; a test computes every "
+            "number; words are pinned by the test that is named."
         ),
     ]
     topic = ""
@@ -268,11 +267,7 @@ def markdown() -> str:
             value = (
                 reading.value if words else " ".join(f"{number:.6g}" for number in reading.value)
             )
-            fault = (
-                " (a fault, kept because weights or tools depend on it)"
-                if reading.known_fault
-                else ""
-            )
+            fault = " (a fault, pinned so that it is seen)" if reading.known_fault else ""
             lines.append(f"| {', '.join(reading.names)} | {value} | {reading.used_by}{fault} |")
         pinned = f"Pinned by `{row.at['test']}`." if row.probe == "stated" else ""
         source = f"Source: {row.source}." if row.source else ""

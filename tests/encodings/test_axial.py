@@ -217,7 +217,6 @@ def test_error_periods_exclude(field, value):
             AxialRopeSpec(coords=CoordSpec(axes=3)),
             r"rotary_dim is 16 of head_dim 16 for 3 axes; .*multiple of 6.*Change num_heads",
         ),
-        (AxialRopeSpec(theta=0.0), r"theta is 0\.0"),
         (AxialRopeSpec(periods=(8.0, 0.5)), r"periods are 8\.0 and 0\.5"),
         (AxialRopeSpec(max_freq=1.0), r"max_freq is 1\.0 and spacing 'linear'; .*at least 2"),
         (
@@ -230,6 +229,19 @@ def test_error_at_build(spec, match):
     """Sizes that do not fit are refused when built, not in the first forward."""
     with pytest.raises(PositionError, match=match):
         vp.build(spec, DIMS)
+
+
+@pytest.mark.parametrize("theta", [0.0, -1.0, float("nan"), float("inf")])
+def test_error_theta(theta):
+    """A ladder base that gives no ladder is refused by the spec itself."""
+    with pytest.raises(PositionError, match=r"theta is .*above 0"):
+        AxialRopeSpec(theta=theta)
+
+
+def test_error_tiled_pairing():
+    """What is no rotation must be asked for by its own name."""
+    with pytest.raises(PositionError, match=r"adjacent_tiled.*legacy_tiling=True"):
+        AxialRopeSpec(pairing="adjacent_tiled")
 
 
 def test_gradient_reaches_q_and_k():

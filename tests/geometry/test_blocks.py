@@ -97,7 +97,9 @@ def test_reference_basis_apply(seed):
         for n in range(5):
             inside = torch.eye(6, dtype=torch.float64)
             inside = (
-                turn.rotation.select(torch.tensor([n])).apply(inside[:, None, None])[:, head, 0].T
+                turn.rotation.select(torch.tensor([n]))
+                .apply(inside[:, None, None].expand(6, 2, 1, 6))[:, head, 0]
+                .T
             )
             dense = turn.basis[head] @ inside @ turn.basis[head].T
             torch.testing.assert_close(out[0, head, n], dense @ x[0, head, n], rtol=0, atol=1e-12)

@@ -159,7 +159,7 @@ def test_error_other_frequencies():
     slow = dataclasses.replace(IL_XY, theta=100.0)
     with pytest.raises(PositionError, match=r"theta 10000\.0, radians.*theta 100\.0.*Retrain"):
         check_layout(IL_XY, slow)
-    with pytest.raises(PositionError, match=r"periods \(0\.5, 8\.0\)"):
+    with pytest.raises(PositionError, match=r"periods is \(0\.5, 8\.0\)"):
         check_layout(dataclasses.replace(IL_XY, periods=(0.5, 8.0)), IL_XY)
 
 

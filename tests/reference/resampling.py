@@ -25,6 +25,7 @@ SOURCES = {
     "siglip2_naflex": {"kernel": "bilinear", "antialias": True},
     "qwen3_vl": PINNED,
     "paddleocr_vl": {"kernel": "bilinear"},
+    "perception_encoder": {"kernel": "bilinear"},
     "kimi_k25": NO_AA,
     "swin": NO_AA,
     "sam": {"kernel": "bilinear"},

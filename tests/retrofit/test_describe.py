@@ -92,7 +92,7 @@ def test_attached_parts() -> None:
     assert parts["visionpos.one"].detail == "strength 0.25, axial_rope(theta=50.0)"
     assert parts["visionpos.two"].detail == "learned strength 0.5, mixed_rope()"
     assert parts["visionpos.two"].shape == (2, 2, 2, 16)
-    assert parts["visionpos.three"].detail == "strength 0, learned()"
+    assert parts["visionpos.three"].detail == "strength 0, learned(grid_hw=(3, 5))"
     assert parts["visionpos.three"].shape == (15, 64)
     assert {part.prefix for part in parts.values()} == {1}
 

@@ -528,7 +528,11 @@ RECIPES_OF = {
     "eva02_tiny_patch14_224.mim_in22k": "mae",
     "vit_small_patch16_rope_ape_224.naver_in1k": "mae",
     "vit_base_patch32_clip_224.openai": "timm",
-    "vit_pe_core_tiny_patch16_384.fb": "timm",
+    "vit_pe_core_tiny_patch16_384.fb": "perception_encoder",
+    "vit_small_patch16_224.dino": "dinov2",
+    "flexivit_small.1200ep_in1k": "flexivit",
+    "vit_base_patch16_224.orig_in21k": "big_vision",
+    "vit_base_patch16_224.sam_in1k": "big_vision",
     "vit_medium_patch16_gap_256.sw_in12k_ft_in1k": "timm",
 }
 

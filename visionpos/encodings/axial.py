@@ -63,11 +63,28 @@ class AxialRopeSpec:
     def __post_init__(self) -> None:
         for name, allowed in WORDS.items():
             check_word(name, getattr(self, name), allowed)
+        self._check_values()
+        self._check_company()
+
+    def _check_values(self) -> None:
+        """Refuse values that are wrong by themselves."""
+        if not 0 < self.theta < float("inf"):
+            raise PositionError(
+                f"theta is {self.theta}; a finite ladder base above 0 is required (100 or 10000 are usual)."
+            )
+        if self.pairing == "adjacent_tiled":
+            raise PositionError(
+                "pairing is 'adjacent_tiled', which is no rotation; it must be 'half', 'adjacent' or 'half_per_axis'. "
+                "For V-JEPA 2's released weights say legacy_tiling=True."
+            )
         axes = tuple(range(self.coords.axes))
         if self.axis_order is not None and tuple(sorted(self.axis_order)) != axes:
             raise PositionError(
                 f"axis_order is {self.axis_order}; a permutation of {axes} is required."
             )
+
+    def _check_company(self) -> None:
+        """Refuse settings that exclude each other."""
         other = (self.order, self.bands, self.axis_order, self.unit)
         for name in ("periods", "max_freq"):
             value = getattr(self, name)
@@ -79,6 +96,16 @@ class AxialRopeSpec:
         if self.periods is not None and self.max_freq is not None:
             raise PositionError(
                 f"periods {self.periods} cannot be combined with max_freq {self.max_freq}; drop one of them."
+            )
+        if not 0 < self.theta < float("inf"):
+            raise PositionError(
+                f"theta is {self.theta}; a finite ladder base above 0 is required (100 or 10000 are usual)."
+            )
+        if self.pairing == "adjacent_tiled":
+            raise PositionError(
+                "pairing is 'adjacent_tiled', which is no rotation; it must be 'half', 'adjacent' or "
+                "'half_per_axis'. For "
+                "V-JEPA 2's released weights say legacy_tiling=True."
             )
         if self.legacy_tiling and self.pairing != "adjacent":
             raise PositionError(

@@ -70,6 +70,13 @@ class PegSpec:
                 f"after is {self.after!r} and before {self.before!r}; exactly one of the two is required. Set "
                 "the other to None."
             )
+        given: object = self.after
+        if isinstance(given, list):
+            object.__setattr__(self, "after", tuple(given))
+        elif not isinstance(given, (tuple, str, type(None))):
+            raise PositionError(
+                f"after is {given!r}; block indices such as (0,), or 'stage', are required."
+            )
         if isinstance(self.after, tuple) and (
             not self.after or min(self.after) < 0 or list(self.after) != sorted(set(self.after))
         ):

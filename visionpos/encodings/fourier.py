@@ -233,7 +233,7 @@ class Fourier(Additive):
         spec, filling, bands = self.spec, _FILLINGS[self.spec.dialect], self.spec.bands or 0
         if spec.max_resolution is not None:
             rungs = [
-                torch.linspace(1.0, cells / 2, bands, device=device)
+                torch.linspace(1.0, cells / 2, bands, device=device, dtype=torch.float32)
                 for cells in spec.max_resolution
             ]
             owner = torch.arange(spec.axes, device=device).repeat_interleave(bands)

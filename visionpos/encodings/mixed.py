@@ -35,6 +35,14 @@ class MixedRopeSpec:
     coords: CoordSpec = field(default_factory=CoordSpec)
     pairing: Pairing = "adjacent"
 
+    def __post_init__(self) -> None:
+        if self.pairing not in ("adjacent", "half"):
+            raise PositionError(f"pairing is {self.pairing!r}; it must be 'adjacent' or 'half'.")
+        if not 0 < self.theta < float("inf"):
+            raise PositionError(
+                f"theta is {self.theta}; a finite ladder base above 0 is required (10 is usual)."
+            )
+
 
 class MixedRope(Rotary):
     """Learned two-axis rotary encoding.

@@ -115,7 +115,7 @@ def golden_freqs(
             "are required."
         )
     resting = round(still * pairs)
-    place = torch.linspace(0.0, 1.0, pairs - resting, device=device)
+    place = torch.linspace(0.0, 1.0, pairs - resting, device=device, dtype=torch.float32)
     speeds = torch.cat([place.new_zeros(resting), slowest * (fastest / slowest) ** place])
     units = _directions(num_heads * pairs, axes, directions, device)  # [heads * pairs, axes]
     heads: Tensor = units.unflatten(0, (num_heads, pairs)).transpose(1, 2)
@@ -125,7 +125,9 @@ def golden_freqs(
 def _directions(count: int, axes: int, kind: Directions, device: torch.device | None) -> Tensor:
     """Return `[count, axes]` unit vectors, axes ordered (t,) y, x."""
     if kind == "angle" and axes == 2:
-        turns = torch.arange(count, device=device) * (math.pi * (math.sqrt(5) - 1) / 2)
+        turns = torch.arange(count, device=device, dtype=torch.float32) * (
+            math.pi * (math.sqrt(5) - 1) / 2
+        )
         return torch.stack([turns.sin(), turns.cos()], dim=-1)
     if kind != "quasirandom":
         raise PositionError(

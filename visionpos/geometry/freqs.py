@@ -204,6 +204,7 @@ def mixed_freqs(
         depth,
         num_heads,
         1,
+        dtype=torch.float32,
         generator=generator,
         device=None if generator is None else generator.device,
     )
@@ -240,7 +241,12 @@ def gaussian_freqs(
             "are required."
         )
     device = None if generator is None else generator.device
-    return 2.0 * torch.pi * sigma * torch.randn(axes, pairs, generator=generator, device=device)
+    return (
+        2.0
+        * torch.pi
+        * sigma
+        * torch.randn(axes, pairs, generator=generator, device=device, dtype=torch.float32)
+    )
 
 
 def angles(coords: Tensor, freqs: Tensor) -> Tensor:

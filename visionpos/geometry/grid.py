@@ -5,9 +5,11 @@ An image or clip size enters; a hashable description of its token lattice leaves
 
 from __future__ import annotations
 
+import numbers
+import operator
 from dataclasses import dataclass
 from math import isqrt
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
@@ -44,14 +46,14 @@ class Grid:
 
     def __post_init__(self) -> None:
         for name in ("height", "width", "frames"):
-            side = getattr(self, name)
-            # Exporting passes symbolic sizes.
-            whole = isinstance(side, (int, torch.SymInt)) and not isinstance(side, bool)
-            if not whole or side < 1:
+            side: Any = getattr(self, name)
+            if not _is_whole(side):
                 raise PositionError(
                     f"Grid {name} is {side!r}; a whole number of tokens, at least 1, is required. "
                     "Divide the image side by the patch side, or use Grid.of_image."
                 )
+            if not isinstance(side, (int, torch.SymInt)):
+                object.__setattr__(self, name, operator.index(side))  # a whole number of numpy
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -90,7 +92,7 @@ class Grid:
             >>> Grid.of_image((225, 225), patch=14, fit="pad").shape
             (1, 17, 17)
         """
-        patch_hw = (patch, patch) if isinstance(patch, int) else tuple(patch)
+        patch_hw = (patch, patch) if isinstance(patch, (int, numbers.Integral)) else tuple(patch)
         if fit not in ("exact", "floor", "pad"):
             raise PositionError(f"fit is {fit!r}; it must be 'exact', 'floor' or 'pad'.")
         _check_pair("size_hw", size_hw)
@@ -149,11 +151,17 @@ class Grid:
 
 def _check_pair(name: str, pair_hw: Sequence[object]) -> None:
     """Refuse a (height, width) pair that is not two positive whole numbers."""
-    good = len(pair_hw) == 2 and all(isinstance(side, int) and side >= 1 for side in pair_hw)
+    good = len(pair_hw) == 2 and all(_is_whole(side) for side in pair_hw)
     if not good:
         raise PositionError(
             f"{name} is {pair_hw!r}; two whole numbers (height, width) of at least 1 pixel are required."
         )
+
+
+def _is_whole(side: Any) -> bool:
+    """Return whether a side is a whole number of at least 1; exporting passes symbolic ones."""
+    whole = isinstance(side, (numbers.Integral, torch.SymInt)) and not isinstance(side, bool)
+    return whole and bool(side >= 1)
 
 
 def _cells(side: int, step: int, fit: Fit) -> int | None:

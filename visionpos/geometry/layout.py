@@ -83,6 +83,17 @@ class Layout:
                 f"order is {self.order!r} with pairing {self.pairing!r}; every axis needs its own run of channels. "
                 "Use order='contiguous'."
             )
+        plain = ("contiguous", "shared", tuple(range(axes)))
+        for name in ("periods", "max_freq"):
+            if (
+                getattr(self, name) is not None
+                and (self.order, self.bands, self.axis_order) != plain
+            ):
+                raise PositionError(
+                    f"{name} is {getattr(self, name)} with order {self.order!r}, bands {self.bands!r} and axis_order "
+                    f"{self.axis_order}; its frequencies know contiguous shared bands in axis order. Drop {name}, "
+                    "or leave those at their defaults."
+                )
         if min(self.prefix, self.suffix) < 0:
             raise PositionError(
                 f"prefix is {self.prefix} and suffix {self.suffix}; token counts of at least 0 are required."

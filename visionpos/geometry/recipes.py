@@ -91,6 +91,7 @@ RECIPES: dict[str, Recipe] = {
     "flexivit": Recipe(kernel="bilinear"),  # jax.image.resize linear
     "siglip2_naflex": Recipe(kernel="bilinear"),
     "qwen3_vl": _PINNED,
+    "perception_encoder": Recipe(kernel="bilinear", antialias=False),
     "paddleocr_vl": Recipe(kernel="bilinear", antialias=False),
     "kimi_k25": _NO_AA,
     "swin": _NO_AA,  # relative table of Swin v1, per head

@@ -133,6 +133,23 @@ class Rotation:
         """Return (cos, sin) `[..., n, 2 pairs]`, one value a channel, as transformers and timm expect them."""
         return _widened(self.cos, self), _widened(self.sin, self)
 
+    def check_lead(self, x: Tensor) -> None:
+        """Refuse what would be rounded to whole numbers, or grow by broadcasting."""
+        if not x.dtype.is_floating_point:
+            raise PositionError(
+                f"x has dtype {x.dtype}; a float tensor is required. Cast it first."
+            )
+        lead, room = self.cos.shape[:-2], x.shape[:-2]
+        fits = len(lead) <= len(room) and all(
+            size in (1, have) for size, have in zip(reversed(lead), reversed(room), strict=False)
+        )
+        if not fits:
+            raise PositionError(
+                f"the rotation has leading sizes {tuple(lead)} and x {tuple(room)}; each must be 1 or equal. "
+                "Frequencies a "
+                "head cannot turn keys of fewer heads: repeat them first."
+            )
+
     def apply(self, x: Tensor, *, prefix: int = 0, suffix: int = 0) -> Tensor:
         """Return `x` with its channel pairs turned.
 
@@ -154,6 +171,7 @@ class Rotation:
                 "tokens must be rotation + prefix + suffix. Pass the prefix count of the model, or select() kept "
                 "tokens."
             )
+        self.check_lead(x)
         if x.shape[-1] < turned:
             raise PositionError(
                 f"x has {x.shape[-1]} channels a head and the rotation turns {turned}; at most head_dim can turn. "

@@ -56,7 +56,7 @@ def _dealt_axes(counts: list[int]) -> list[int]:
     if real != counts:
         raise PositionError(
             f"sections {tuple(counts)} cannot be interleaved over {pairs} pairs; the axes would get {tuple(real)}. "
-            "Use order='contiguous', or make the first section the largest."
+            "Use order='contiguous', or let the first section take what the others leave, as in (24, 20, 20)."
         )
     return owner
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from visionpos.geometry.rotation import Pairing
+    from visionpos.retrofit.seams import ModelSeams
 
 CONTAINER = "visionpos"
 _HOOK_TYPES = (GridHook, DropHook, MarkHook, EnterHook, LeaveHook, TurnHook)
@@ -68,12 +70,17 @@ def attach(
         True
     """
     row, dims = row_of(model), dims_of(model)
+    with torch.inference_mode(mode=False):  # weights made in inference mode could never train
+        encoding = build(spec, dims)
     name = spec.kind if name is None else name
     _check_name(model, name)
-    encoding = build(spec, dims)
+    _check_whole(model, row)
     ports = ports_of(model) if isinstance(encoding, Rotary) else []
     _check(model, spec, encoding, ports)
-    attachment = Attachment(encoding, strength=strength, learn=learn_strength, generator=generator)
+    with torch.inference_mode(mode=False):
+        attachment = Attachment(
+            encoding, strength=strength, learn=learn_strength, generator=generator
+        )
     weight = next(model.parameters())
     attachment.to(weight.device).train(model.training)
     _container(model).add_module(name, attachment)
@@ -83,6 +90,7 @@ def attach(
         _hook_drop(model, row.patch_drop, attachment)
         getattr(model, row.entry).register_forward_hook(MarkHook(attachment, tag))
         _hook_blocks(model, row.blocks, tag, attachment, ports)
+    _forget_graphs()
     return attachment
 
 
@@ -110,6 +118,7 @@ def detach(model: nn.Module, name: str | None = None) -> None:
     if not attachments(model):
         delattr(model, CONTAINER)
         _restore_drop(model, row_of(model).patch_drop)
+    _forget_graphs()
 
 
 def attachments(model: nn.Module) -> dict[str, Attachment]:
@@ -118,6 +127,22 @@ def attachments(model: nn.Module) -> dict[str, Attachment]:
     if container is None:
         return {}
     return {key: part for key, part in container.named_children() if isinstance(part, Attachment)}
+
+
+def _check_whole(model: Any, row: ModelSeams) -> None:
+    """Refuse a block that stands in the model twice: its hooks would act twice."""
+    blocks = list(getattr(model, row.blocks))
+    if len({id(block) for block in blocks}) < len(blocks):
+        raise PositionError(
+            f"model.{row.blocks} holds one block several times; each needs hooks of its own. Give every layer its "
+            "own block."
+        )
+
+
+def _forget_graphs() -> None:
+    """Drop compiled graphs: one traced before would go on without what was attached or detached since."""
+    if "torch._dynamo" in sys.modules:
+        torch.compiler.reset()
 
 
 def _check_name(model: nn.Module, name: str) -> None:

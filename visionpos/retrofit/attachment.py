@@ -7,6 +7,7 @@ pickle carry the pair along.
 
 from __future__ import annotations
 
+import math
 import threading
 from typing import TYPE_CHECKING, Any
 
@@ -195,7 +196,7 @@ def graph_task() -> int:
 
 def _checked(strength: float) -> float:
     value = float(strength)
-    if not torch.isfinite(torch.tensor(value)):
+    if not math.isfinite(value):
         raise PositionError(
             f"strength is {strength}; a finite number is required, 0 for none and 1 for full."
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -79,12 +80,15 @@ def lineage(model: nn.Module, *, source: str = "") -> Lineage:
     """
     whole: Any = model
     grid = grid_of(whole)
-    size_hw = getattr(whole, row_of(whole).patch_embed).img_size
+    patch = getattr(whole, row_of(whole).patch_embed)
+    # A model freed of a fixed size still has the grid that its table serves.
+    step_hw = patch.feat_ratio(as_scalar=False)
+    size_hw = patch.img_size or (grid.height * step_hw[0], grid.width * step_hw[1])
     spec = spec_of_rope(own_rope(whole))
     cfg = getattr(whole, "pretrained_cfg", None) or {}
     return Lineage(
         model=cfg.get("architecture") or type(whole).__name__,
-        image_size_hw=None if size_hw is None else (int(size_hw[0]), int(size_hw[1])),
+        image_size_hw=(int(size_hw[0]), int(size_hw[1])),
         grid_hw=(grid.height, grid.width),
         prefix=int(whole.num_prefix_tokens),
         tables=_tables(whole),
@@ -152,18 +156,21 @@ def _attached(name: str, part: Any) -> Part:
 
 def _short(spec: Any) -> str:
     """Return a spec as kind and the fields that differ from the defaults."""
-    data, usual = plain(spec), plain(type(spec)(**_required(spec)))
-    changed = {key: value for key, value in data.items() if value != usual[key]}
-    for key, value in changed.items():
-        if isinstance(value, dict):
-            changed[key] = {k: v for k, v in value.items() if v != usual[key][k]}
-    inside = ", ".join(f"{key}={value}" for key, value in changed.items())
-    return f"{data['kind']}({inside})"
+    inside = ", ".join(f"{key}={value}" for key, value in _changed(spec).items() if key != "kind")
+    return f"{spec.kind}({inside})"
 
 
-def _required(spec: Any) -> dict[str, Any]:
-    """Return the fields that a spec class has no default for."""
-    return {"grid_hw": spec.grid_hw} if hasattr(spec, "grid_hw") else {}
+def _changed(spec: Any) -> dict[str, Any]:
+    """Return the fields of a spec that have no default, or another value than it."""
+    changed: dict[str, Any] = {}
+    for field in dataclasses.fields(spec):
+        value = getattr(spec, field.name)
+        usual = field.default
+        if field.default_factory is not dataclasses.MISSING:
+            usual = field.default_factory()
+        if usual is dataclasses.MISSING or value != usual:
+            changed[field.name] = _changed(value) if dataclasses.is_dataclass(value) else value
+    return changed
 
 
 def _tables(model: Any) -> dict[str, dict[str, Any]]:

@@ -99,6 +99,8 @@ class BlockHooks:
         call: Call | None = getattr(x, self.tag, None)
         if call is not None and isinstance(output, torch.Tensor):
             _mark(output, self.tag, call)
+        if self.layer == self.owner.encoding.dims.depth - 1 and graph_task() == -1:
+            self.owner.relay.put(None)  # the call is over: unmarked tokens must not find it later
 
     def rotation(self) -> Rotation:
         """Return the rotation of this block in this call."""

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import timm
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
 
 from visionpos import checkpoint
 from visionpos.config import encoding_spec, plain
@@ -29,17 +31,19 @@ def create(
     size_hw: tuple[int, int] | None = None,
     num_classes: int = 0,
     seed: int = 0,
+    weights: str | Path | None = None,
 ) -> nn.Module:
-    """Return a timm model with random weights, in eval mode; nothing is downloaded.
+    """Return a timm model in eval mode; nothing is downloaded. Without `weights` they are random.
 
     Args:
         name: a registered timm architecture.
         size_hw: image size in pixels; the model's own when None.
         num_classes: outputs of the head; 0 for features.
         seed: of the random weights. The global generator is left as it was.
+        weights: a safetensors file with a state dict of this architecture, size and number of classes.
 
     Raises:
-        PositionError: if timm does not know the name, or cannot build it at this size.
+        PositionError: if timm does not know the name, cannot build it at this size, or the weights do not fit.
     """
     if not timm.is_model(name):
         close = timm.list_models(f"*{name}*")[:5] or timm.list_models("vit_small_patch16*")[:5]
@@ -57,7 +61,25 @@ def create(
             ) from None
     if size_hw is not None and hasattr(model, "patch_embed"):
         target_grid(model.patch_embed, size_hw)  # timm would crop the rest in silence
+    if weights is not None:
+        _fill(model, weights)
     return model.eval()
+
+
+def _fill(model: nn.Module, path: str | Path) -> None:
+    """Load a plain state dict, refusing one of another model."""
+    try:
+        model.load_state_dict(load_file(str(path)))
+    except (OSError, SafetensorError) as error:
+        raise PositionError(
+            f"weights {path} cannot be read: {error}. Give a safetensors file."
+        ) from None
+    except RuntimeError as error:
+        raise PositionError(
+            f"weights {path} do not fit: {' '.join(str(error).split())[:300]}. Give the state dict of this "
+            "architecture, at "
+            "its own image size and number of classes."
+        ) from None
 
 
 def restore(path: str | Path) -> nn.Module:

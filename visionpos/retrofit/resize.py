@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from visionpos.encodings import AxialRopeSpec, MixedRopeSpec
+from visionpos.encodings import Rotary
 from visionpos.errors import PositionError
-from visionpos.geometry import Grid, resample
+from visionpos.geometry import CoordSpec, Grid, resample
 from visionpos.geometry.recipes import recipe_of
 from visionpos.retrofit.attach import attachments
 from visionpos.retrofit.recipes import recipe_for
@@ -76,8 +76,8 @@ def resize(
             were).
 
     Raises:
-        PositionError: if the size is not divisible, the table does not belong to the model's grid, or an extent
-            cannot be given.
+        PositionError: if the size is not divisible, the table does not belong to the model's grid, an extent cannot be
+            given, or optimizer is none. Resize before wrapping in DDP, which keeps the old table's gradient.
 
     Example:
         >>> import timm
@@ -97,10 +97,16 @@ def resize(
     table: nn.Parameter | None = getattr(whole, row.table)
     name = recipe_for(whole)[0] if recipe is None else recipe
     recipe_of(name)
+    if optimizer is not None:
+        _check_optimizer(optimizer)
     record = None if table is None else _moved(whole, table, source, target, name)
+    if table is not None and record is not None:
+        _refill(table, record)
+        setattr(whole, row.table, None)  # timm would resample it once more
     _set_size(whole, size_hw)
     if table is not None and record is not None:
-        _keep_parameter(whole, row.table, table, record)
+        setattr(whole, row.table, table)
+        remember(whole, record)
         if optimizer is not None:
             _move_moments(optimizer, table, source, target, name, table_prefix(whole))
     if rope_spec is not None:
@@ -143,11 +149,18 @@ def target_grid(patch: Any, size_hw: tuple[int, int]) -> Grid:
 
 def _specs_at_extent(model: Any, extent: Extent, source: Grid) -> dict[str, Any]:
     """Return name -> Spec with which attached rotary encodings keep an extent."""
-    return {
-        name: dataclasses.replace(spec, coords=with_extent(spec.coords, extent, source))
-        for name, part in attachments(model).items()
-        if isinstance(spec := part.encoding.spec, (AxialRopeSpec, MixedRopeSpec))
-    }
+    specs: dict[str, Any] = {}
+    for name, part in attachments(model).items():
+        spec: Any = part.encoding.spec
+        if not isinstance(part.encoding, Rotary):
+            continue
+        if not isinstance(getattr(spec, "coords", None), CoordSpec):
+            raise PositionError(
+                f"extent {extent!r} cannot be given to the attached {name!r}; {type(spec).__name__} numbers its tokens "
+                "in its own way. Leave extent=None, or detach it first."
+            )
+        specs[name] = dataclasses.replace(spec, coords=with_extent(spec.coords, extent, source))
+    return specs
 
 
 def _moved(model: Any, table: Tensor, source: Grid, target: Grid, recipe: str) -> TableRecord:
@@ -162,16 +175,34 @@ def _moved(model: Any, table: Tensor, source: Grid, target: Grid, recipe: str) -
 
 
 def _set_size(model: Any, size_hw: tuple[int, int]) -> None:
-    """Let timm move its own bookkeeping; it replaces the table, which the caller puts back."""
+    """Let timm move its own bookkeeping."""
+    patch = getattr(model, row_of(model).patch_embed)
+    free = patch.img_size is None
     model.set_input_size(img_size=(int(size_hw[0]), int(size_hw[1])))
+    if free:
+        patch.img_size = None  # one graph for all sizes stays one
 
 
-def _keep_parameter(model: Any, name: str, table: nn.Parameter, record: TableRecord) -> None:
-    """Put the resized values into the Parameter object that the model had before."""
-    table.data = record.resized.to(table.dtype).clone()
+def _refill(table: nn.Parameter, record: TableRecord) -> None:
+    """Put the resized values into the Parameter object that the model has, with an autograd history of its own."""
+    fresh = nn.Parameter(record.resized.to(table.dtype).clone(), requires_grad=table.requires_grad)
+    try:
+        # A graph of the old size may still be alive: it keeps the old tensor, the Parameter object gets the new one.
+        torch.utils.swap_tensors(table, fresh)
+    except (
+        RuntimeError
+    ):  # something holds a weak reference: a compiled graph, or a fake tensor's mode
+        table.data = fresh.data
     table.grad = None
-    setattr(model, name, table)
-    remember(model, record)
+
+
+def _check_optimizer(optimizer: Any) -> None:
+    """Refuse what is no optimizer, before anything changes; one that does not hold the table has nothing to move."""
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise PositionError(
+            f"optimizer is a {type(optimizer).__name__}; a torch.optim.Optimizer is required. Pass the one that trains "
+            "this model, or leave it out."
+        )
 
 
 def _move_moments(

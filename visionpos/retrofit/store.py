@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 import operator
 from typing import TYPE_CHECKING, Any
 
 from visionpos import checkpoint
 from visionpos.errors import PositionError
 from visionpos.geometry import Grid
+from visionpos.geometry.recipes import recipe_of
 from visionpos.retrofit.attach import attachments
 from visionpos.retrofit.describe import lineage
 from visionpos.retrofit.resize import TableRecord, remember, table_record
@@ -90,7 +90,8 @@ def _strengths(model: nn.Module, found: checkpoint.Lineage) -> dict[str, Any]:
 
 
 def _finite(value: Any) -> bool:
-    return isinstance(value, (int, float)) and math.isfinite(value)
+    # Strengths are float32 where they are learned: 1e300 is no finite one.
+    return isinstance(value, (int, float)) and abs(value) < 3e38
 
 
 def _misfits(tensors: dict[str, Tensor], wanted: dict[str, Tensor]) -> list[str]:
@@ -108,6 +109,7 @@ def _fits(source: Tensor, entry: dict[str, Any]) -> bool:
     """Return whether a table can be the one that the lineage says it was resized from."""
     try:
         height, width = (operator.index(side) for side in entry["source_grid_hw"])
+        recipe_of(entry["recipe"])
         return source.shape[-2] == Grid(height, width).size + int(entry["prefix"])
     except (KeyError, TypeError, ValueError):
         return False

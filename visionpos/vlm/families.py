@@ -172,7 +172,8 @@ class Family:
         Args:
             ids: `[axes, n]` or `[axes, b, n]`.
             accuracy: "reference" computes angles in float32, bit-equal to transformers; "exact" in float64. By default
-                exact if an id is beyond 2**17, where float32 angles lose more than 0.01 rad.
+                exact if an id is beyond 2**17, where float32 angles lose more than 0.01 rad; that is looked up on the
+                CPU alone. Say it yourself for ids on an accelerator or in a compiled graph.
 
         Returns:
             cos and sin `[n, pairs]` or `[b, 1, n, pairs]` float32, which broadcast over heads.
@@ -185,8 +186,10 @@ class Family:
             torch.Size([5, 64])
         """
         if accuracy is None:
-            beyond = ids.numel() > 0 and int(ids.abs().max()) > EXACT_BEYOND
-            accuracy = "exact" if beyond else "reference"
+            look = (
+                ids.device.type == "cpu" and not torch.compiler.is_compiling() and ids.numel() > 0
+            )
+            accuracy = "exact" if look and int(ids.abs().max()) > EXACT_BEYOND else "reference"
         if accuracy not in ("reference", "exact"):
             raise PositionError(f"accuracy is {accuracy!r}; it must be 'reference' or 'exact'.")
         dtype = torch.float64 if accuracy == "exact" else torch.float32

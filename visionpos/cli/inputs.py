@@ -1,0 +1,62 @@
+"""What the command line is given: models by name or file, sizes as text, photos and videos by what they decode as."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from visionpos.errors import PositionError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def segment(path: Path, fam: Any, fps: float | None) -> Any:
+    """Return the Image or Video segment of a file, by what it decodes as."""
+    from visionpos.vlm import Image, pixels
+
+    try:
+        return Image(size_hw=pixels.photo_size_hw(path))
+    except PositionError as refusal:
+        if not path.is_file():
+            raise
+        try:
+            info = pixels.video_info(path)
+        except PositionError as other:
+            raise PositionError(
+                f"{path} is neither a readable photo nor a readable video. As a photo: {refusal} As a video: {other}"
+            ) from None
+    if fps is None:
+        count = fam.frame_count(info.frame_count, info.source_fps)
+        spec = pixels.FrameSpec(count=count, multiple=1)
+    else:
+        spec = pixels.FrameSpec(fps=fps)
+    return pixels.frames(info, spec=spec).video()
+
+
+def model_of(name: str, size: str | None, weights: Path | None = None) -> Any:
+    """Return a timm model with the given or random weights, or the one that a file holds."""
+    from visionpos import retrofit
+
+    if name.endswith(".safetensors"):
+        model = retrofit.restore(name)
+        if size is not None:
+            retrofit.resize(model, size_hw_of(size))
+        return model
+    return retrofit.create(
+        name, size_hw=None if size is None else size_hw_of(size), weights=weights
+    )
+
+
+def origin(model: str, weights: Path | None) -> str:
+    """Return where the weights came from, for the title: random ones must not look like a checkpoint."""
+    if model.endswith(".safetensors"):
+        return "weights of the file"
+    return "random weights, seed 0" if weights is None else f"weights of {weights.name}"
+
+
+def size_hw_of(text: str) -> tuple[int, int]:
+    """Return (height, width) of a text such as 320x448, in pixels or tokens."""
+    parts = text.lower().split("x")
+    if len(parts) != 2 or not all(part.strip().isdecimal() for part in parts):
+        raise PositionError(f"size is {text!r}; HEIGHTxWIDTH is required, such as 320x448.")
+    return int(parts[0]), int(parts[1])
