@@ -245,7 +245,8 @@ def markdown() -> str:
         "# Dialects",
         "",
         (
-            "Places where two sources that go by one name differ: a small input that shows it, what each makes of it, and "
+            "Places where two sources that go by one name differ: a small input that shows it, what each makes "
+            "of it, and "
             "who uses which. Printed from `configs/dialects/` by `make docs`; a test computes every "
             "number; words are pinned by the test that is named."
         ),
