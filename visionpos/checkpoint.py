@@ -37,9 +37,10 @@ class Lineage:
         image_size_hw: image size the weights now serve, in pixels.
         grid_hw: token grid the weights now serve.
         prefix: tokens without position.
-        tables: path -> {"grid_hw", "source_grid_hw", "recipe"} of every learned table.
+        tables: path -> {"grid_hw", "source_grid_hw", "recipe", "prefix"} of every learned table.
         encodings: name -> {"spec", "strength", "learned"} of every attached encoding.
         rope: the model's own rotary encoding as spec data, or None.
+        build: what the architecture's name alone does not say: heads, pooling, activation, sizes at run time.
         source: free text: the checkpoint these weights started from.
     """
 
@@ -50,6 +51,7 @@ class Lineage:
     tables: dict[str, dict[str, Any]] = field(default_factory=dict)
     encodings: dict[str, dict[str, Any]] = field(default_factory=dict)
     rope: dict[str, Any] | None = None
+    build: dict[str, Any] = field(default_factory=dict)
     source: str = ""
 
     def data(self) -> dict[str, Any]:
@@ -148,13 +150,26 @@ def _parse_lineage(header: str, path: str) -> Lineage:
         for name in ("image_size_hw", "grid_hw"):
             data[name] = None if data.get(name) is None else tuple(data[name])
         lineage = Lineage(**data)
+        _check_shape(lineage)
     except PositionError:
         raise
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise PositionError(
             f"path {path} has an unreadable position lineage ({error}); write it again."
         ) from None
     return lineage
+
+
+def _check_shape(lineage: Lineage) -> None:
+    """Refuse fields of another kind than the schema's, as a tampered header may hold."""
+    maps = (lineage.tables, lineage.encodings, lineage.build)
+    if not all(isinstance(part, dict) for part in maps) or not isinstance(lineage.model, str):
+        raise TypeError("a field has another kind than it must")
+    entries = [*lineage.tables.values(), *lineage.encodings.values()]
+    if not all(isinstance(entry, dict) for entry in entries):
+        raise TypeError("an entry is no mapping")
+    if not all(isinstance(entry.get("spec"), dict) for entry in lineage.encodings.values()):
+        raise TypeError("an encoding has no spec")
 
 
 def differences(found: Lineage, expected: Lineage) -> list[str]:

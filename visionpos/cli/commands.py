@@ -58,6 +58,8 @@ def main() -> None:
         show: Callable[[], str] | None = getattr(error, "format_message", None)
         if show is None:
             raise
+        if not show():  # the help was printed
+            sys.exit(2)
         _fail(show())
 
 

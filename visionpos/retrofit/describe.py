@@ -98,8 +98,26 @@ def lineage(model: nn.Module, *, source: str = "") -> Lineage:
             for name, part in attachments(model).items()
         },
         rope=None if spec is None else plain(spec),
+        build=_build(whole),
         source=source,
     )
+
+
+def _build(model: Any) -> dict[str, Any]:
+    """Return what two models of one name can differ in without a tensor that shows it."""
+    port = ports_of(model)[0]
+    act = getattr(getattr(model.blocks[0], "mlp", None), "act", None)
+    return {
+        "depth": len(model.blocks),
+        "embed_dim": int(model.embed_dim),
+        "num_heads": port.heads,
+        "head_dim": port.head_dim,
+        "global_pool": str(model.global_pool),
+        "act": type(act).__name__,
+        "norm": type(model.norm).__name__,
+        "fc_norm": type(getattr(model, "fc_norm", None)).__name__,
+        "dynamic_img_size": bool(getattr(model, "dynamic_img_size", False)),
+    }
 
 
 def _table(model: Any) -> Part | None:

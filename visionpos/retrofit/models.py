@@ -31,6 +31,7 @@ def create(
     size_hw: tuple[int, int] | None = None,
     num_classes: int = 0,
     seed: int = 0,
+    dynamic: bool | None = None,
     weights: str | Path | None = None,
 ) -> nn.Module:
     """Return a timm model in eval mode; nothing is downloaded. Without `weights` they are random.
@@ -40,6 +41,7 @@ def create(
         size_hw: image size in pixels; the model's own when None.
         num_classes: outputs of the head; 0 for features.
         seed: of the random weights. The global generator is left as it was.
+        dynamic: whether other image sizes run without `resize`; the model's own habit when None.
         weights: a safetensors file with a state dict of this architecture, size and number of classes.
 
     Raises:
@@ -51,6 +53,8 @@ def create(
             f"model {name!r} is not known to timm; did you mean one of {', '.join(close)}?"
         )
     extra: dict[str, Any] = {} if size_hw is None else {"img_size": size_hw}
+    if dynamic is not None:
+        extra["dynamic_img_size"] = dynamic
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         try:
@@ -96,6 +100,7 @@ def restore(path: str | Path) -> nn.Module:
     model = create(
         lineage.model,
         size_hw=lineage.image_size_hw,
+        dynamic=lineage.build.get("dynamic_img_size"),
         num_classes=0 if head is None else head.shape[0],
     )
     row_of(model)

@@ -180,13 +180,16 @@ def _whole_size(size_hw: tuple[int, int]) -> tuple[int, int]:
     return height, width
 
 
+LATEST_SECONDS = 1e7  # four months of video: beyond it, position ids lose their meaning
+
+
 def _rising_times(seconds: Sequence[float]) -> tuple[float, ...]:
     """Return timestamps that are finite, not negative and never fall."""
     times = tuple(float(time) for time in seconds)
     for at, time in enumerate(times):
-        if not 0 <= time < math.inf or (at and time < times[at - 1]):
+        if not 0 <= time <= LATEST_SECONDS or (at and time < times[at - 1]):
             raise PositionError(
-                f"Video seconds[{at}] is {time}; finite times from 0 upwards that never fall are required. "
+                f"Video seconds[{at}] is {time}; times from 0 to {LATEST_SECONDS:g} that never fall are required. "
                 "Pass frame_index / source_fps of every sampled frame, or the container's timestamps less the first."
             )
     return times

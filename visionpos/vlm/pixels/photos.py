@@ -131,7 +131,9 @@ def _channels_first(array: np.ndarray[Any, Any]) -> Tensor:
             f"image is an array {list(array.shape)} of {array.dtype}; uint8 or uint16 "
             "[height, width, channels] or [height, width] is required. Scale floats to 0..255."
         )
-    return torch.tensor(array if array.ndim == 3 else array[..., None]).movedim(-1, 0)
+    # A flip such as bgr[..., ::-1] has strides that torch does not take.
+    whole = np.ascontiguousarray(array if array.ndim == 3 else array[..., None])
+    return torch.tensor(whole).movedim(-1, 0)
 
 
 def _rgb(pixels: Tensor) -> Tensor:
