@@ -83,7 +83,7 @@ def test_golden_dinov3_draws_a_block(how, expected):
     module = vp.build(spec, Dims(embed_dim=8, num_heads=1, depth=3)).train()
     torch.manual_seed(0)
     points = module.points(Grid(2, 2), draws=3)
-    slow = module.angles(points)[:, 0, [1, 3]]
+    slow = module.angles(points)[:, 0, 0, [1, 3]]  # [draws, shared by heads, token, pair]
     torch.testing.assert_close(slow, torch.tensor(expected), rtol=0, atol=2e-6)
     # Asked layer by layer, as a block loop would, the draws are the same.
     torch.manual_seed(0)

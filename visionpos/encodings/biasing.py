@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from visionpos.errors import PositionError
+from visionpos.geometry.precision import full_precision
 from visionpos.geometry.relative import distinct_offsets, relative_index
 
 if TYPE_CHECKING:
@@ -181,5 +182,5 @@ def blank_linear(inputs: int, outputs: int, *, bias: bool = True) -> nn.Linear:
 def through(x: Tensor, layer: nn.Linear) -> Tensor:
     """Return a layer's output in the dtype of x, under autocast too: biases are formed in float32 or better."""
     parts = {name: part.to(x.dtype) for name, part in layer.named_parameters()}
-    with torch.autocast(device_type=x.device.type, enabled=False):
+    with full_precision(x.device):
         return nn.functional.linear(x, parts["weight"], parts.get("bias"))

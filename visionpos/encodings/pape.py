@@ -12,6 +12,7 @@ from visionpos.encodings.doors import Dims, Extending
 from visionpos.encodings.sources import check_choice, required_entry
 from visionpos.errors import PositionError
 from visionpos.geometry.coords import CoordSpec, coordinates
+from visionpos.geometry.precision import full_precision
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -107,7 +108,7 @@ class Pape(Extending):
             tokens: `[b, n, embed_dim]`, the input of the attention layer.
         """
         dtype = torch.promote_types(torch.float32, tokens.dtype)
-        with torch.autocast(device_type=tokens.device.type, enabled=False):
+        with full_precision(tokens.device):
             raised = torch.einsum("bnd,hmd->bhnm", tokens.to(dtype), self.height.to(dtype))
             sloped = (
                 None

@@ -62,9 +62,13 @@ class Rotary(nn.Module, ABC):
         return _points(self, grid, device=device, generator=generator, draws=draws)
 
     def angles(self, coords: Tensor, layer: int = 0) -> Tensor:
-        """Return `[..., n, pairs]` radians at any coordinates; per-head frequencies put num_heads before n."""
+        """Return radians at coordinates `[n, axes]`: `[n, pairs]`, or `[num_heads, n, pairs]` for frequencies a head.
+
+        Coordinates of their own for every sample, `[b, n, axes]`, give `[b, 1 or num_heads, n, pairs]`.
+        """
         freqs = self.freqs(layer, device=coords.device)
-        return angles(coords.unsqueeze(-3), freqs) if freqs.ndim > 2 else angles(coords, freqs)
+        heads = freqs.ndim > 2 or coords.ndim > 2
+        return angles(coords.unsqueeze(-3), freqs) if heads else angles(coords, freqs)
 
     def forward(
         self,

@@ -6,17 +6,15 @@ the face of a `Rotation`: `n`, `padded`, `select` and `apply`.
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
 
 from visionpos.errors import PositionError
+from visionpos.geometry.precision import full_precision
 
 if TYPE_CHECKING:
-    from contextlib import AbstractContextManager
-
     from torch import Tensor
 
     from visionpos.geometry.rotation import Rotation
@@ -61,7 +59,7 @@ def exponential(generators: Tensor) -> Tensor:
     A skew-symmetric generator gives a rotation.
     """
     dtype = torch.promote_types(generators.dtype, torch.float32)
-    with _plain_precision(generators.device):
+    with full_precision(generators.device):
         turned: Tensor = torch.linalg.matrix_exp(generators.to(dtype))
     return turned
 
@@ -163,7 +161,7 @@ class BlockTurn:
         moved = self.padded(prefix, suffix).matrices
         dtype = torch.promote_types(x.dtype, moved.dtype)
         columns = x[..., :turned].to(dtype).unflatten(-1, (blocks, size)).unsqueeze(-1)
-        with _plain_precision(x.device):
+        with full_precision(x.device):
             out = (moved.to(dtype) @ columns).squeeze(-1).flatten(-2).to(x.dtype)
         return out if turned == x.shape[-1] else torch.cat([out, x[..., turned:]], dim=-1)
 
@@ -199,7 +197,7 @@ class BasisTurn:
         _check_fit(x, self.n, self.basis.shape[-1], prefix, suffix)
         dtype = torch.promote_types(x.dtype, self.basis.dtype)
         basis = self.basis.to(dtype)
-        with _plain_precision(x.device):
+        with full_precision(x.device):
             inside = x.to(dtype) @ basis
             turned = self.rotation.apply(inside, prefix=prefix, suffix=suffix)
             # x + basis (turned - inside), so that tokens that do not turn keep every bit.
@@ -224,12 +222,3 @@ def _check_fit(x: Tensor, n: int, turned: int, prefix: int, suffix: int) -> None
             f"x has {x.shape[-1]} channels a head and the turn takes {turned}; at most head_dim can turn. Build the "
             "encoding with this head_dim."
         )
-
-
-def _plain_precision(device: torch.device) -> AbstractContextManager[object]:
-    """Return a context in which autocast does not round matrix products to 16 bits."""
-    return (
-        torch.autocast(device.type, enabled=False)
-        if device.type in ("cpu", "cuda")
-        else nullcontext()
-    )

@@ -6,18 +6,16 @@ exportable.
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
 import torch
 
 from visionpos.errors import PositionError
+from visionpos.geometry.precision import full_precision
 from visionpos.geometry.recipes import Recipe, recipe_of
 from visionpos.geometry.weights import axis_weights, bucket, exact_dtype, grid_weights
 
 if TYPE_CHECKING:
-    from contextlib import AbstractContextManager
-
     from torch import Tensor
 
     from visionpos.geometry.grid import Grid
@@ -95,7 +93,7 @@ def _on_grid(
     width = grid_weights(source.width, target.width, recipe, cells.device, span=wide)
     dtype = torch.promote_types(torch.float32, cells.dtype)
     lattice = cells.to(dtype).unflatten(-2, (source.frames, source.height, source.width))
-    with _full_precision(cells):
+    with full_precision(cells.device):
         tall = height.to(dtype) @ lattice.flatten(-2)  # [..., t, target y, source x * d]
         tall = tall.unflatten(-1, lattice.shape[-2:])
         moved: Tensor = width.to(dtype) @ tall  # [..., t, target y, target x, d]
@@ -159,17 +157,9 @@ def sample_table(
     columns = axis_weights(points[..., 1], source.width, wide, chosen)
     dtype = torch.promote_types(torch.float32, table.dtype)
     lattice = table.to(dtype).unflatten(-2, (source.height, source.width))
-    with _full_precision(table):
+    with full_precision(table.device):
         out = torch.einsum("...ny,...nx,yxd->...nd", rows.to(dtype), columns.to(dtype), lattice)
     return out.to(table.dtype)
-
-
-def _full_precision(table: Tensor) -> AbstractContextManager[None]:
-    """Return a context in which autocast does not run products in bfloat16; the meta device knows no autocast."""
-    if table.device.type == "meta":
-        return nullcontext()
-    off: AbstractContextManager[None] = torch.autocast(device_type=table.device.type, enabled=False)
-    return off
 
 
 def _sides(

@@ -1,0 +1,19 @@
+"""Precision: a context in which autocast leaves matrix products alone."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from typing import TYPE_CHECKING
+
+import torch
+
+if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
+
+def full_precision(device: torch.device) -> AbstractContextManager[None]:
+    """Return a context in which autocast does not round products to 16 bits; the meta device knows no autocast."""
+    if device.type == "meta":
+        return nullcontext()
+    off: AbstractContextManager[None] = torch.autocast(device_type=device.type, enabled=False)
+    return off
