@@ -5,7 +5,7 @@ Positions, the table's side and a Recipe enter; `[..., source]` weights leave, d
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -59,7 +59,8 @@ def axis_weights(cells: Tensor, source: int, target: float | Tensor, recipe: Rec
         return _tapped(place, source, recipe)
     if isinstance(target, torch.Tensor):
         return _widened(place, source, (source / target).clamp(min=1.0).unsqueeze(-1), recipe)
-    return _widened(place, source, max(source / target, 1.0), recipe)
+    width: Any = torch.sym_max(source / target, 1.0)  # exporting passes symbolic sides
+    return _widened(place, source, width, recipe)
 
 
 def bucket(cells: Tensor, source: int, target: float | Tensor, recipe: Recipe) -> Tensor:
