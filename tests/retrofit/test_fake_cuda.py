@@ -89,7 +89,7 @@ def test_device_under_checkpoints_and_any_size(kind: str) -> None:
 def test_device_of_draws_from_a_generator_of_the_cpu(kind: str) -> None:
     model = vit().train()
     retrofit.attach(model, SPECS[kind], strength=0.5, generator=torch.Generator().manual_seed(0))
-    run(model)
+    assert run(model).device.type == "cuda"
 
 
 @pytest.mark.parametrize("kind", ["axial", "half", "mixed", "learned", "sincos"])
@@ -118,7 +118,7 @@ def test_device_of_a_grid_rope(name: str, extent: Any, dynamic: bool) -> None:
     """The rotary module that resize puts in follows the model to its device."""
     model = Case(name).build(dynamic_img_size=dynamic).train()
     retrofit.resize(model, (96, 64), extent=extent)
-    run(model, (96, 64))
+    assert run(model, (96, 64)).device.type == "cuda"
 
 
 def test_device_of_a_grid_rope_follows_a_move() -> None:

@@ -241,12 +241,8 @@ def gaussian_freqs(
             "are required."
         )
     device = None if generator is None else generator.device
-    return (
-        2.0
-        * torch.pi
-        * sigma
-        * torch.randn(axes, pairs, generator=generator, device=device, dtype=torch.float32)
-    )
+    turns = torch.randn(axes, pairs, generator=generator, device=device, dtype=torch.float32)
+    return 2.0 * torch.pi * sigma * turns
 
 
 def angles(coords: Tensor, freqs: Tensor) -> Tensor:
@@ -292,8 +288,9 @@ def on_axis(values: Tensor, owner: Tensor, axes: int) -> Tensor:
 def check_word(name: str, value: object, allowed: tuple[object, ...]) -> None:
     """Refuse a word that is not one of those allowed."""
     if value not in allowed:
-        known = ", ".join(map(repr, allowed))
-        raise PositionError(f"{name} is {value!r}; it must be one of {known}.")
+        raise PositionError(
+            f"{name} is {value!r}; it must be one of {', '.join(map(repr, allowed))}."
+        )
 
 
 def _check_theta(theta: float) -> None:
