@@ -6,6 +6,8 @@ YAML is plain data: a `kind` and the fields of a spec. Nothing here imports a na
 from __future__ import annotations
 
 import dataclasses
+import json
+import re
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from importlib import resources
@@ -37,6 +39,14 @@ class _StrictLoader(yaml.SafeLoader):
                     "keys must be unique. Delete one."
                 )
         return cast("dict[Any, Any]", super().construct_mapping(node, deep))
+
+
+# YAML 1.1 reads 1e4 as a text; people mean the number.
+_StrictLoader.add_implicit_resolver(
+    "tag:yaml.org,2002:float",
+    re.compile(r"^[-+]?[0-9][0-9_]*(\.[0-9_]*)?[eE][-+]?[0-9]+$"),
+    list("-+0123456789"),
+)
 
 
 def read_yaml(text: str, *, source: str = "<text>") -> Data:
@@ -121,11 +131,20 @@ def parse(kind: type[T], data: object, *, source: str = "<data>") -> T:
         ConfigError: naming source, key, value and what is wrong with each.
     """
     try:
-        return cast("T", _adapter(cast("Any", kind)).validate_python(data))
+        return cast("T", _validated(_adapter(cast("Any", kind)), data))
     except pydantic.ValidationError as error:
         raise ConfigError(
             f"{source}: " + "; ".join(_complaint(item) for item in error.errors())
         ) from None
+
+
+def _validated(adapter: pydantic.TypeAdapter[Any], data: object) -> Any:
+    """Return validated data: strictly, as JSON, where lists are tuples, but "5" and true are no numbers."""
+    try:
+        text = json.dumps(data)
+    except TypeError:  # data that holds specs made before, or what YAML knows and JSON does not
+        return adapter.validate_python(data)
+    return adapter.validate_json(text, strict=True)
 
 
 def _complaint(item: Any) -> str:

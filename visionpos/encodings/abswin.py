@@ -11,6 +11,7 @@ from torch import nn
 from visionpos.encodings.doors import Additive, Dims, blanked, check_device, check_points
 from visionpos.encodings.sources import filled, required_entry, sides
 from visionpos.errors import PositionError
+from visionpos.geometry.fields import check_fields
 from visionpos.geometry.grid import Grid
 from visionpos.geometry.recipes import recipe_of
 from visionpos.geometry.resample import resample, sample_table
@@ -46,6 +47,7 @@ class AbsWinSpec:
     std: float = 0.02
 
     def __post_init__(self) -> None:
+        check_fields(self)
         sides("global_hw", self.global_hw)
         sides("window_hw", self.window_hw)
         recipe_of(self.recipe)

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 import torch
 
 from visionpos.encodings.doors import Biasing, Dims
-from visionpos.encodings.sources import check_choice
 from visionpos.errors import PositionError
+from visionpos.geometry.fields import check_fields
 from visionpos.geometry.relative import Metric, distances
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ class AlibiSpec:
     max_bias: float = 8.0
 
     def __post_init__(self) -> None:
-        check_choice("metric", self.metric, ("l1", "l2", "linf"))
+        check_fields(self)
         if not 0 < self.max_bias < math.inf:
             raise PositionError(
                 f"max_bias is {self.max_bias}; a finite number above 0 is required."

@@ -9,7 +9,8 @@ from visionpos.encodings.doors import Dims, Rotary
 from visionpos.errors import PositionError
 from visionpos.geometry.bands import Spacing
 from visionpos.geometry.coords import CoordSpec
-from visionpos.geometry.freqs import Bands, Order, check_word
+from visionpos.geometry.fields import check_choice, check_fields
+from visionpos.geometry.freqs import Bands, Order
 from visionpos.geometry.layout import WORDS, AngleUnit, Layout
 from visionpos.geometry.rotation import Pairing
 
@@ -61,8 +62,9 @@ class AxialRopeSpec:
     legacy_tiling: bool = False
 
     def __post_init__(self) -> None:
+        check_fields(self)
         for name, allowed in WORDS.items():
-            check_word(name, getattr(self, name), allowed)
+            check_choice(name, getattr(self, name), allowed)
         self._check_values()
         self._check_company()
 

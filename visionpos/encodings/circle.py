@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar, Literal, get_args
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import torch
 from torch.nn import functional as F
@@ -12,7 +12,8 @@ from visionpos.encodings.doors import Dims, Rotary
 from visionpos.errors import PositionError
 from visionpos.geometry.circle import circle_coords
 from visionpos.geometry.coords import CoordSpec
-from visionpos.geometry.freqs import Order, angles, check_word
+from visionpos.geometry.fields import check_choice, check_fields
+from visionpos.geometry.freqs import Order, angles
 from visionpos.geometry.rotation import PAIRINGS, PER_AXIS, Pairing
 from visionpos.geometry.sections import section_freqs
 
@@ -58,9 +59,8 @@ class CircleRopeSpec:
     pairing: Pairing = "half"
 
     def __post_init__(self) -> None:
-        check_word("order", self.order, get_args(Order))
-        check_word("layers", self.layers, get_args(Layers))
-        check_word("pairing", self.pairing, tuple(p for p in PAIRINGS if p not in PER_AXIS))
+        check_fields(self)
+        check_choice("pairing", self.pairing, tuple(p for p in PAIRINGS if p not in PER_AXIS))
         if len(self.sections) != 3 or self.coords.axes != 2:
             raise PositionError(
                 f"sections are {self.sections} and coords have {self.coords.axes} axes; sections of t, y and x, and "

@@ -11,6 +11,7 @@ from torch import nn
 from visionpos.encodings.doors import Dims
 from visionpos.encodings.sources import filled
 from visionpos.errors import PositionError
+from visionpos.geometry.fields import check_fields
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -39,6 +40,7 @@ class ConvRelativeSpec:
     heads: tuple[int, ...] = (2, 3, 3)
 
     def __post_init__(self) -> None:
+        check_fields(self)
         odd = bool(self.kernels) and all(side > 0 and side % 2 for side in self.kernels)
         if not odd or len(self.kernels) != len(self.heads) or min(self.heads) < 1:
             raise PositionError(

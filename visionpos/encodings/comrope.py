@@ -13,7 +13,7 @@ from visionpos.encodings.doors import Dims, Turning
 from visionpos.errors import PositionError
 from visionpos.geometry.blocks import BlockTurn, exponential, skew
 from visionpos.geometry.coords import CoordSpec
-from visionpos.geometry.freqs import check_word
+from visionpos.geometry.fields import check_fields
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -46,7 +46,7 @@ class ComropeSpec:
     coords: CoordSpec = field(default_factory=lambda: CoordSpec(unit="centred", scale=(0.5, 0.5)))
 
     def __post_init__(self) -> None:
-        check_word("variant", self.variant, ("axial", "linear"))
+        check_fields(self)
         if self.block < 2 or not 0 <= self.std < math.inf:
             raise PositionError(
                 f"block is {self.block} and std {self.std}; a block of at least 2 channels and a finite std of at "

@@ -13,8 +13,9 @@ import torch
 from torch import nn
 
 from visionpos.encodings.doors import Conditional, Dims
-from visionpos.encodings.sources import check_choice, filled
+from visionpos.encodings.sources import filled
 from visionpos.errors import PositionError
+from visionpos.geometry.fields import check_choice, check_fields
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -61,6 +62,7 @@ class PegSpec:
     padding: Literal["zeros", "circular"] = "zeros"
 
     def __post_init__(self) -> None:
+        check_fields(self)
         if self.kernel < 1 or self.kernel % 2 == 0:
             raise PositionError(
                 f"kernel is {self.kernel}; an odd side of at least 1 is required, so that it has a centre."
@@ -86,8 +88,6 @@ class PegSpec:
         if isinstance(self.after, str):
             check_choice("after", self.after, ("stage",))
         check_choice("before", self.before, ("stage", "block", "branch", "layer", None))
-        check_choice("activation", self.activation, ("none", "gelu"))
-        check_choice("padding", self.padding, ("zeros", "circular"))
 
     def slots(self, depth: int) -> int:
         """Return how many convolutions a model of `depth` blocks has."""

@@ -12,6 +12,7 @@ from torch import nn
 from visionpos.encodings.doors import Dims
 from visionpos.encodings.sources import filled
 from visionpos.errors import PositionError
+from visionpos.geometry.fields import check_fields
 from visionpos.geometry.relative import distinct_offsets, relative_index
 
 if TYPE_CHECKING:
@@ -41,6 +42,7 @@ class GpsaSpec:
     gate: float = 1.0
 
     def __post_init__(self) -> None:
+        check_fields(self)
         if not 0 < self.locality < float("inf") or not abs(self.gate) < float("inf"):
             raise PositionError(
                 f"locality is {self.locality} and gate {self.gate}; finite numbers are required, locality above 0."

@@ -9,8 +9,9 @@ import torch
 from torch import nn
 
 from visionpos.encodings.doors import Dims, QueryBiasing
-from visionpos.encodings.sources import check_choice, required_entry, sides, start
+from visionpos.encodings.sources import required_entry, sides, start
 from visionpos.errors import PositionError
+from visionpos.geometry.fields import check_fields
 from visionpos.geometry.grid import Grid
 from visionpos.geometry.recipes import recipe_of
 from visionpos.geometry.resample import resample
@@ -50,8 +51,8 @@ class DecomposedBiasSpec:
     std: float = 0.02
 
     def __post_init__(self) -> None:
+        check_fields(self)
         sides("extent", self.extent, axes=3 if len(self.extent) == 3 else 2)
-        check_choice("keys", self.keys, ("pooled", "around"))
         recipe_of(self.recipe)
         if not self.std >= 0:
             raise PositionError(f"std is {self.std}; a number of at least 0 is required.")

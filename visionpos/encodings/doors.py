@@ -15,6 +15,7 @@ from visionpos.encodings.additive import Additive, blanked, check_device, check_
 from visionpos.encodings.biasing import Biasing, Extending, QueryBiasing
 from visionpos.encodings.rotary import Rotary, Turning
 from visionpos.errors import PositionError
+from visionpos.geometry.fields import check_fields
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -64,6 +65,7 @@ class Dims:
     suffix: int = 0
 
     def __post_init__(self) -> None:
+        check_fields(self)
         sizes = (
             self.embed_dim,
             self.num_heads,

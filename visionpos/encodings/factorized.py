@@ -12,6 +12,7 @@ from torch import nn
 from visionpos.encodings.doors import Additive, Dims, blanked, check_device, check_points
 from visionpos.encodings.sources import filled, required_entry, sides, source_entry
 from visionpos.errors import PositionError
+from visionpos.geometry.fields import check_fields
 from visionpos.geometry.grid import Grid
 from visionpos.geometry.recipes import recipe_of
 from visionpos.geometry.resample import resample, sample_table
@@ -72,6 +73,7 @@ class FactorizedSpec:
     std: float = 0.02
 
     def __post_init__(self) -> None:
+        check_fields(self)
         sides("table_hw", self.table_hw)
         recipe_of(self.recipe)
         for name, allowed in (

@@ -11,8 +11,9 @@ from torch import nn
 
 from visionpos.encodings.biasing import blank_linear, through
 from visionpos.encodings.doors import Biasing, Dims
-from visionpos.encodings.sources import check_choice, filled, required_entry
+from visionpos.encodings.sources import filled, required_entry
 from visionpos.errors import PositionError
+from visionpos.geometry.fields import check_fields
 from visionpos.geometry.relative import Metric, distances, distinct_offsets
 
 if TYPE_CHECKING:
@@ -51,8 +52,7 @@ class FireSpec:
     hidden: int = 32
 
     def __post_init__(self) -> None:
-        check_choice("metric", self.metric, ("l1", "l2", "linf"))
-        check_choice("reach", self.reach, ("extent", "threshold"))
+        check_fields(self)
         numbers = (self.threshold, self.warp)
         if not all(0 < number < math.inf for number in numbers) or self.hidden < 1:
             raise PositionError(

@@ -14,6 +14,7 @@ from visionpos.encodings.sources import filled, required_entry
 from visionpos.errors import PositionError
 from visionpos.geometry.augment import augment
 from visionpos.geometry.coords import CoordSpec, coordinates
+from visionpos.geometry.fields import check_fields
 from visionpos.geometry.freqs import angles, axial_freqs, gaussian_freqs, on_axis
 from visionpos.geometry.waves import waves
 
@@ -84,6 +85,7 @@ class FourierSpec:
     coords: CoordSpec | None = None
 
     def __post_init__(self) -> None:
+        check_fields(self)
         if self.dialect not in _FILLINGS:
             raise PositionError(
                 f"dialect is {self.dialect!r}; it must be one of {', '.join(_FILLINGS)}."

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar, Literal, get_args
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import torch
 
 from visionpos.encodings.doors import Dims, Rotary
 from visionpos.geometry.bands import Directions, golden_freqs
 from visionpos.geometry.coords import CoordSpec
-from visionpos.geometry.freqs import check_word
+from visionpos.geometry.fields import check_choice, check_fields
 from visionpos.geometry.rotation import PAIRINGS, PER_AXIS, Pairing
 
 if TYPE_CHECKING:
@@ -50,9 +50,8 @@ class GoldenRopeSpec:
     pairing: Pairing = "half"
 
     def __post_init__(self) -> None:
-        check_word("directions", self.directions, get_args(Directions))
-        check_word("aspect", self.aspect, ("keep", "stretch"))
-        check_word("pairing", self.pairing, tuple(p for p in PAIRINGS if p not in PER_AXIS))
+        check_fields(self)
+        check_choice("pairing", self.pairing, tuple(p for p in PAIRINGS if p not in PER_AXIS))
 
 
 class GoldenRope(Rotary):

@@ -9,8 +9,9 @@ import torch
 from torch import nn
 
 from visionpos.encodings.doors import Biasing, Dims
-from visionpos.encodings.sources import check_choice, required_entry
+from visionpos.encodings.sources import required_entry
 from visionpos.errors import PositionError
+from visionpos.geometry.fields import check_fields
 from visionpos.geometry.relative import Metric, distances
 
 if TYPE_CHECKING:
@@ -41,8 +42,7 @@ class KerpleSpec:
     metric: Metric = "l2"
 
     def __post_init__(self) -> None:
-        check_choice("form", self.form, ("log", "power"))
-        check_choice("metric", self.metric, ("l1", "l2", "linf"))
+        check_fields(self)
 
 
 class Kerple(Biasing):

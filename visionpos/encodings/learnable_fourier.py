@@ -14,6 +14,7 @@ from visionpos.encodings.sources import filled, required_entry
 from visionpos.errors import PositionError
 from visionpos.geometry.augment import augment
 from visionpos.geometry.coords import CoordSpec, coordinates
+from visionpos.geometry.fields import check_fields
 from visionpos.geometry.freqs import angles
 from visionpos.geometry.waves import waves
 
@@ -64,6 +65,7 @@ class LearnableFourierSpec:
     coords: CoordSpec = field(default_factory=lambda: CoordSpec(unit="fractional"))
 
     def __post_init__(self) -> None:
+        check_fields(self)
         if self.features < 2 or self.features % 2 or self.hidden < 1:
             raise PositionError(
                 f"features is {self.features} and hidden {self.hidden}; an even width of at least 2 and a width of at "

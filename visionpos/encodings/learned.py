@@ -11,6 +11,7 @@ from torch import nn
 from visionpos.encodings.doors import Additive, Dims, blanked, check_device, check_points
 from visionpos.encodings.sources import filled, required_entry
 from visionpos.errors import PositionError
+from visionpos.geometry.fields import check_fields
 from visionpos.geometry.grid import Grid
 from visionpos.geometry.recipes import recipe_of
 from visionpos.geometry.resample import resample, sample_table
@@ -58,6 +59,7 @@ class LearnedSpec:
     aspect: Aspect = "stretch"
 
     def __post_init__(self) -> None:
+        check_fields(self)
         if len(tuple(self.grid_hw)) != 2:
             raise PositionError(
                 f"grid_hw is {self.grid_hw}; two numbers, rows and columns, are required. Tables with frames are "

@@ -13,6 +13,7 @@ from visionpos.encodings.doors import Dims, Turning
 from visionpos.errors import PositionError
 from visionpos.geometry.blocks import BlockTurn, exponential, skew
 from visionpos.geometry.coords import CoordSpec
+from visionpos.geometry.fields import check_fields
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -44,6 +45,7 @@ class LiereSpec:
     coords: CoordSpec = field(default_factory=lambda: CoordSpec(unit="span"))
 
     def __post_init__(self) -> None:
+        check_fields(self)
         if (self.block is not None and self.block < 2) or not 0 <= self.start < math.inf:
             raise PositionError(
                 f"block is {self.block} and start {self.start}; a block of at least 2 channels, or None, and a finite "

@@ -11,15 +11,9 @@ from torch import nn
 
 from visionpos.encodings.biasing import blank_linear, through
 from visionpos.encodings.doors import Biasing, Dims
-from visionpos.encodings.sources import (
-    check_choice,
-    check_index,
-    required_entry,
-    sides,
-    source_entry,
-    start,
-)
+from visionpos.encodings.sources import check_index, required_entry, sides, source_entry, start
 from visionpos.errors import PositionError
+from visionpos.geometry.fields import check_fields
 from visionpos.geometry.grid import Grid
 from visionpos.geometry.relative import distinct_offsets
 
@@ -65,8 +59,7 @@ class LogBiasSpec:
     prefix: Literal["zero", "learned"] = "zero"
 
     def __post_init__(self) -> None:
-        check_choice("form", self.form, ("microsoft", "torchvision", "cr"))
-        check_choice("prefix", self.prefix, ("zero", "learned"))
+        check_fields(self)
         if self.hidden < 1:
             raise PositionError(f"hidden is {self.hidden}; a width of at least 1 is required.")
         if (self.pretrained_window_hw is not None) != (self.form == "microsoft"):

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple
 import torch
 
 from visionpos.encodings.doors import Biasing, Dims
-from visionpos.encodings.sources import check_choice
 from visionpos.errors import PositionError
+from visionpos.geometry.fields import check_choice, check_fields
 from visionpos.geometry.relative import distances, distinct_offsets
 
 if TYPE_CHECKING:
@@ -82,8 +82,7 @@ class LookHereSpec:
     rounding: Literal["bfloat16", "none"] = "bfloat16"
 
     def __post_init__(self) -> None:
-        check_choice("distance", self.distance, tuple(_POWERS))
-        check_choice("rounding", self.rounding, ("bfloat16", "none"))
+        check_fields(self)
         for name, heads in self.views:
             check_choice("views", name, tuple(_VIEWS))
             if heads < 1 or (heads % 4 and not (name in _FREE and heads == 2)):

@@ -10,6 +10,7 @@ from torch import nn
 from visionpos.encodings.doors import Dims, Rotary
 from visionpos.errors import PositionError
 from visionpos.geometry.coords import CoordSpec
+from visionpos.geometry.fields import check_fields
 from visionpos.geometry.freqs import mixed_freqs
 from visionpos.geometry.rotation import Pairing
 
@@ -36,6 +37,7 @@ class MixedRopeSpec:
     pairing: Pairing = "adjacent"
 
     def __post_init__(self) -> None:
+        check_fields(self)
         if self.pairing not in ("adjacent", "half"):
             raise PositionError(f"pairing is {self.pairing!r}; it must be 'adjacent' or 'half'.")
         if not 0 < self.theta < float("inf"):

@@ -9,9 +9,10 @@ import torch
 from torch import nn
 
 from visionpos.encodings.doors import Dims, Extending
-from visionpos.encodings.sources import check_choice, required_entry
+from visionpos.encodings.sources import required_entry
 from visionpos.errors import PositionError
 from visionpos.geometry.coords import CoordSpec, coordinates
+from visionpos.geometry.fields import check_choice, check_fields
 from visionpos.geometry.precision import full_precision
 
 if TYPE_CHECKING:
@@ -47,8 +48,7 @@ class PapeSpec:
     axes: int = 2
 
     def __post_init__(self) -> None:
-        check_choice("variant", self.variant, ("full", "rotation_invariant"))
-        check_choice("channels", self.channels, ("parabolas", "folded"))
+        check_fields(self)
         check_choice("axes", self.axes, (2, 3))
         if self.parabolas < 1:
             raise PositionError(f"parabolas is {self.parabolas}; at least 1 is required.")

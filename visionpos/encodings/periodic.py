@@ -11,8 +11,9 @@ from visionpos.encodings.doors import Dims, Rotary
 from visionpos.errors import PositionError
 from visionpos.geometry.bands import whole_turns
 from visionpos.geometry.coords import CoordSpec
-from visionpos.geometry.freqs import axial_freqs, check_word
-from visionpos.geometry.rotation import PAIRINGS, Pairing
+from visionpos.geometry.fields import check_fields
+from visionpos.geometry.freqs import axial_freqs
+from visionpos.geometry.rotation import Pairing
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -47,8 +48,7 @@ class PeriodicRopeSpec:
     slow: Literal["keep", "still"] = "keep"
 
     def __post_init__(self) -> None:
-        check_word("pairing", self.pairing, PAIRINGS)
-        check_word("slow", self.slow, ("keep", "still"))
+        check_fields(self)
         coords = self.coords
         trained = coords.unit == "index" and coords.extent == "trained"
         centred = coords.unit == "centred" and coords.extent != "index"

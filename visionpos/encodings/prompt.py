@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal, get_args
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import torch
 from torch import nn
 
 from visionpos.encodings.doors import Dims
-from visionpos.encodings.sources import check_choice, filled, renamed
+from visionpos.encodings.sources import filled, renamed
 from visionpos.errors import PositionError
 from visionpos.geometry.coords import CoordSpec, coordinates
+from visionpos.geometry.fields import check_fields
 from visionpos.geometry.freqs import angles, gaussian_freqs
 from visionpos.geometry.grid import Grid
 from visionpos.geometry.image_frame import BoxForm, Centre, ImageFrame, PointOrder, Resize, Unit
@@ -62,13 +63,10 @@ class PromptSpec:
     quantise: bool = False
 
     def __post_init__(self) -> None:
+        check_fields(self)
         Grid.of_image(self.input_hw, self.patch)
-        check_choice("resize", self.resize, get_args(Resize))
-        check_choice("centre", self.centre, get_args(Centre))
         if self.mask_channels < 4 or self.mask_channels % 4:
             raise PositionError(f"mask_channels is {self.mask_channels}; 4, 8, ... is required.")
-        check_choice("not_a_point", self.not_a_point, ("without_boxes", "always"))
-        check_choice("corners", self.corners, ("after", "before"))
 
 
 class _ChannelNorm(nn.LayerNorm):

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from visionpos.encodings.doors import Additive, Dims, check_points
 from visionpos.errors import PositionError
 from visionpos.geometry.coords import CoordSpec, coordinates
+from visionpos.geometry.fields import check_fields
 from visionpos.geometry.freqs import angles, ladder
 from visionpos.geometry.grid import Grid
 from visionpos.geometry.recipes import recipe_of
@@ -85,6 +86,7 @@ class SinCosSpec:
     recipe: str | None = None
 
     def __post_init__(self) -> None:
+        check_fields(self)
         if self.dialect not in _ORDERS:
             raise PositionError(
                 f"dialect is {self.dialect!r}; it must be one of {', '.join(_ORDERS)}."

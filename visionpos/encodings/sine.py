@@ -13,6 +13,7 @@ from visionpos.encodings.doors import Additive, Dims, check_device, check_points
 from visionpos.encodings.sources import filled, required_entry
 from visionpos.errors import PositionError
 from visionpos.geometry.coords import CoordSpec, coordinates
+from visionpos.geometry.fields import check_fields
 from visionpos.geometry.freqs import angles, ladder
 from visionpos.geometry.grid import Grid
 from visionpos.geometry.waves import waves
@@ -55,6 +56,7 @@ class SineSpec:
     hidden_dim: int | None = None
 
     def __post_init__(self) -> None:
+        check_fields(self)
         if self.dialect not in _HALF_CELL:
             raise PositionError(
                 f"dialect is {self.dialect!r}; it must be one of {', '.join(_HALF_CELL)}."

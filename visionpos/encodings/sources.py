@@ -23,17 +23,6 @@ if TYPE_CHECKING:
 M = TypeVar("M", bound=nn.Module)
 
 
-def check_choice(name: str, value: object, allowed: tuple[object, ...]) -> None:
-    """Refuse a value that is none of the allowed ones.
-
-    Raises:
-        PositionError: naming the argument, its value and the choices.
-    """
-    if value not in allowed:
-        known = ", ".join(map(repr, allowed))
-        raise PositionError(f"{name} is {value!r}; it must be one of {known}.")
-
-
 def sides(name: str, sides_hw: tuple[Any, ...], *, axes: int = 2) -> tuple[int, ...]:
     """Return the sides of a trained window, checked.
 

@@ -11,6 +11,7 @@ from torch import nn
 from visionpos.encodings.doors import Additive, Dims, check_device
 from visionpos.encodings.sources import filled, required_entry, sides
 from visionpos.errors import PositionError
+from visionpos.geometry.fields import check_fields
 from visionpos.geometry.grid import Grid
 from visionpos.geometry.recipes import recipe_of
 from visionpos.geometry.resample import resample
@@ -48,6 +49,7 @@ class SpatioTemporalSpec:
     std: float = 0.02
 
     def __post_init__(self) -> None:
+        check_fields(self)
         sides("grid_thw", self.grid_thw, axes=3)
         recipe_of(self.recipe)
         if self.time_recipe is not None:

@@ -13,7 +13,8 @@ from visionpos.encodings.doors import Dims, Turning
 from visionpos.errors import PositionError
 from visionpos.geometry.blocks import BasisTurn, cayley, real_fourier_basis, skew
 from visionpos.geometry.coords import CoordSpec
-from visionpos.geometry.freqs import angles, axial_freqs, check_word
+from visionpos.geometry.fields import check_fields
+from visionpos.geometry.freqs import angles, axial_freqs
 from visionpos.geometry.rotation import Rotation
 
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ class StringRopeSpec:
     coords: CoordSpec = field(default_factory=CoordSpec)
 
     def __post_init__(self) -> None:
-        check_word("variant", self.variant, ("cayley", "circulant"))
+        check_fields(self)
         if self.block < 3 or not 0 <= self.std < math.inf:
             raise PositionError(
                 f"block is {self.block} and std {self.std}; a block of at least 3 channels and a finite std of at "

@@ -10,15 +10,9 @@ from torch import nn
 
 from visionpos.encodings.biasing import check_flat, check_offsets
 from visionpos.encodings.doors import Biasing, Dims
-from visionpos.encodings.sources import (
-    check_choice,
-    check_index,
-    required_entry,
-    sides,
-    source_entry,
-    start,
-)
+from visionpos.encodings.sources import check_index, required_entry, sides, source_entry, start
 from visionpos.errors import PositionError
+from visionpos.geometry.fields import check_fields
 from visionpos.geometry.grid import Grid
 from visionpos.geometry.recipes import recipe_of
 from visionpos.geometry.resample import resample
@@ -57,9 +51,9 @@ class SwinTableSpec:
     std: float = 0.02
 
     def __post_init__(self) -> None:
+        check_fields(self)
         sides("window_hw", self.window_hw)
         recipe_of(self.recipe)
-        check_choice("windows", self.windows, ("resample", "crop"))
         if not self.std >= 0:
             raise PositionError(f"std is {self.std}; a number of at least 0 is required.")
 

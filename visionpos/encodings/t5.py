@@ -10,8 +10,9 @@ import torch
 from torch import nn
 
 from visionpos.encodings.doors import Biasing, Dims
-from visionpos.encodings.sources import check_choice, required_entry, start
+from visionpos.encodings.sources import required_entry, start
 from visionpos.errors import PositionError
+from visionpos.geometry.fields import check_fields
 from visionpos.geometry.relative import distinct_offsets
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ class T5BiasSpec:
     std: float = 0.02
 
     def __post_init__(self) -> None:
-        check_choice("scale", self.scale, ("none", "sqrt_head_dim"))
+        check_fields(self)
         good = len(self.buckets) == len(self.max_distance) and 1 <= len(self.buckets) <= 3
         pairs = zip(self.buckets, self.max_distance, strict=False)
         if not good or any(rows < 4 or rows % 4 or reach <= rows // 4 for rows, reach in pairs):

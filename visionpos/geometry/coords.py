@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 import torch
 
 from visionpos.errors import PositionError
+from visionpos.geometry.fields import check_choice, check_fields
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -71,14 +72,8 @@ class CoordSpec:
     first: Literal["y", "x"] = "y"
 
     def __post_init__(self) -> None:
-        _one_of("unit", self.unit, ("index", "centred", "endpoint", "fractional", "span"))
-        _one_of("axes", self.axes, (1, 2, 3))
-        _one_of("normalize", self.normalize, ("separate", "min", "max"))
-        _one_of("extent", self.extent, ("trained", "index", None))
-        _one_of("scope", self.scope, ("forward", "block", "sample"))
-        _one_of("first", self.first, ("y", "x"))
-        if not math.isfinite(self.offset):
-            raise PositionError(f"offset is {self.offset}; a finite number of cells is required.")
+        check_fields(self)
+        check_choice("axes", self.axes, (1, 2, 3))
         self._check_effect()
         self._check_trained_shape()
         self._check_augmentation()
@@ -143,13 +138,6 @@ class CoordSpec:
     def augments(self) -> bool:
         """Return whether training perturbs these coordinates."""
         return any(value is not None for value in (self.shift, self.jitter, self.rescale))
-
-
-def _one_of(name: str, value: object, allowed: tuple[object, ...]) -> None:
-    if value not in allowed:
-        raise PositionError(
-            f"{name} is {value!r}; it must be one of {', '.join(map(repr, allowed))}."
-        )
 
 
 def coordinates(

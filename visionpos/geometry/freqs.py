@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Literal, get_args
 import torch
 
 from visionpos.errors import PositionError
+from visionpos.geometry.fields import check_choice
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -102,8 +103,8 @@ def axial_freqs(
             f"head_dim is {head_dim} for {axes} axes; a positive multiple of {2 * max(axes, 1)} is required. "
             "Change num_heads, or rotate only a part of the head with rotary_dim."
         )
-    check_word("order", order, get_args(Order))
-    check_word("bands", bands, get_args(Bands))
+    check_choice("order", order, get_args(Order))
+    check_choice("bands", bands, get_args(Bands))
     owners = tuple(range(axes)) if axis_order is None else tuple(axis_order)
     if sorted(owners) != list(range(axes)):
         raise PositionError(
@@ -283,14 +284,6 @@ def on_axis(values: Tensor, owner: Tensor, axes: int) -> Tensor:
     """Return `[axes, pairs]` with each pair's value in the row of the axis that drives it."""
     rows = torch.arange(axes, device=values.device).unsqueeze(-1)
     return torch.where(rows == owner, values, torch.zeros_like(values))
-
-
-def check_word(name: str, value: object, allowed: tuple[object, ...]) -> None:
-    """Refuse a word that is not one of those allowed."""
-    if value not in allowed:
-        raise PositionError(
-            f"{name} is {value!r}; it must be one of {', '.join(map(repr, allowed))}."
-        )
 
 
 def _check_theta(theta: float) -> None:

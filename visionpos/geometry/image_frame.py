@@ -12,6 +12,7 @@ import torch
 from torch.nn import functional as F
 
 from visionpos.errors import PositionError
+from visionpos.geometry.fields import check_fields
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -68,6 +69,7 @@ class ImageFrame:
     quantise: bool = False
 
     def __post_init__(self) -> None:
+        check_fields(self)
         choices = (
             ("resize", Resize),
             ("unit", Unit),

@@ -16,7 +16,8 @@ import torch
 from visionpos.errors import PositionError
 from visionpos.geometry.bands import Spacing, pixel_freqs
 from visionpos.geometry.coords import CoordSpec
-from visionpos.geometry.freqs import Bands, Order, axial_freqs, check_word, period_freqs
+from visionpos.geometry.fields import check_choice, check_fields
+from visionpos.geometry.freqs import Bands, Order, axial_freqs, period_freqs
 from visionpos.geometry.rotation import PAIRINGS, PER_AXIS, Pairing
 
 if TYPE_CHECKING:
@@ -66,13 +67,14 @@ class Layout:
     suffix: int = 0
 
     def __post_init__(self) -> None:
+        check_fields(self)
         axes = len(self.axis_order)
         if not axes or sorted(self.axis_order) != list(range(axes)):
             raise PositionError(
                 f"axis_order is {self.axis_order}; a permutation of the axes is required."
             )
         for name, allowed in WORDS.items():
-            check_word(name, getattr(self, name), allowed)
+            check_choice(name, getattr(self, name), allowed)
         if not 0 < self.turned <= self.head_dim or self.turned % (2 * axes):
             raise PositionError(
                 f"rotary_dim is {self.turned} of head_dim {self.head_dim} for {axes} axes; a positive multiple of "

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal, get_args
 
 from visionpos.errors import PositionError
+from visionpos.geometry.fields import check_fields
 
 Kernel = Literal["bicubic", "bilinear", "nearest"]
 Sampling = Literal["half_pixel", "align_corners", "geometric"]
@@ -44,6 +45,7 @@ class Recipe:
     boundaries: Boundaries = "exact"
 
     def __post_init__(self) -> None:
+        check_fields(self)
         for name, kinds in (
             ("kernel", Kernel),
             ("sampling", Sampling),

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, get_args
 import torch
 
 from visionpos.errors import PositionError
-from visionpos.geometry.freqs import Order, check_word, ladder, on_axis
+from visionpos.geometry.fields import check_choice
+from visionpos.geometry.freqs import Order, ladder, on_axis
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -34,7 +35,7 @@ def section_axes(
         >>> section_axes((2, 1, 1), order="interleaved").tolist()
         [0, 1, 2, 0]
     """
-    check_word("order", order, get_args(Order))
+    check_choice("order", order, get_args(Order))
     counts = [int(count) for count in sections]
     if not counts or min(counts) < 1:
         raise PositionError(f"sections are {tuple(sections)}; at least 1 pair an axis is required.")

@@ -1,0 +1,128 @@
+"""Fields: the values of a frozen spec held against what its class declares, once, for every spec.
+
+A dataclass instance enters; nothing leaves, or a refusal that names the field. Ranges are the spec's own business.
+"""
+
+from __future__ import annotations
+
+import math
+import numbers
+import types
+from functools import lru_cache
+from typing import Any, ClassVar, Literal, Union, get_args, get_origin, get_type_hints
+
+import torch
+
+from visionpos.errors import PositionError
+
+
+def check_fields(spec: Any) -> None:
+    """Refuse a spec with a field that is not what its class declares; lists become tuples.
+
+    NaN and infinity are no numbers, True is no number, 3.0 is no whole number, and a word outside a `Literal` is
+    refused with the words that are known.
+
+    Args:
+        spec: a dataclass instance, while it is being made.
+
+    Raises:
+        PositionError: naming the field, its value and what is required.
+
+    Example:
+        >>> @dataclasses.dataclass(frozen=True)
+        ... class Ladder:
+        ...     theta: float
+        >>> check_fields(Ladder(float("nan")))
+        Traceback (most recent call last):
+            ...
+        visionpos.errors.PositionError: theta is nan; it must be a finite number.
+    """
+    if torch.compiler.is_compiling():
+        return  # a spec made inside a graph is made by our own code
+    for name, hint in _declared(type(spec)).items():
+        value = getattr(spec, name)
+        settled = _tupled(value)
+        if settled is not value:
+            object.__setattr__(spec, name, settled)
+        if not _fits(settled, hint):
+            raise PositionError(f"{name} is {value!r}; it must be {_wanted(hint)}.")
+
+
+def check_choice(name: str, value: object, allowed: tuple[object, ...]) -> None:
+    """Refuse a value that is none of the allowed ones.
+
+    Raises:
+        PositionError: naming the argument, its value and the choices.
+    """
+    # By equality, not by hash: whatever a caller passes gets an answer.
+    if not any(type(value) is type(choice) and value == choice for choice in allowed):
+        raise PositionError(
+            f"{name} is {value!r}; it must be one of {', '.join(map(repr, allowed))}."
+        )
+
+
+@lru_cache(maxsize=256)
+def _declared(kind: Any) -> dict[str, Any]:
+    """Return field -> type of a dataclass, without its class variables."""
+    hints = get_type_hints(kind)
+    return {
+        name: hint
+        for name, hint in hints.items()
+        if get_origin(hint) is not ClassVar and name in kind.__dataclass_fields__
+    }
+
+
+def _tupled(value: object) -> object:
+    """Return lists as tuples, all the way down, so that a spec stays hashable."""
+    if not isinstance(value, (list, tuple)):
+        return value
+    inner = tuple(_tupled(item) for item in value)
+    same = isinstance(value, tuple) and all(a is b for a, b in zip(inner, value, strict=True))
+    return value if same else inner
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    """Return whether a value is of a declared type."""
+    origin, inner = get_origin(hint), get_args(hint)
+    if origin is Literal:
+        return any(type(value) is type(word) and value == word for word in inner)
+    if origin in (Union, types.UnionType):
+        return any(_fits(value, choice) for choice in inner)
+    if origin is tuple:
+        return isinstance(value, tuple) and _fits_items(value, inner)
+    return hint is Any or _fits_plain(value, origin or hint)
+
+
+def _fits_items(values: tuple[Any, ...], hints: tuple[Any, ...]) -> bool:
+    """Return whether the items of a tuple are of the declared types."""
+    if len(hints) == 2 and hints[1] is Ellipsis:
+        return all(_fits(value, hints[0]) for value in values)
+    return len(values) == len(hints) and all(map(_fits, values, hints))
+
+
+def _fits_plain(value: Any, kind: Any) -> bool:
+    """Return whether a value is of one class; True is no number, and a number is finite."""
+    if kind in (int, float) and isinstance(value, bool):
+        return False
+    if kind is int:
+        return isinstance(value, (numbers.Integral, torch.SymInt))
+    if kind is float:
+        return isinstance(value, numbers.Real) and math.isfinite(value)
+    return value is None if kind is None else isinstance(value, kind)
+
+
+def _wanted(hint: Any) -> str:
+    """Return a declared type in words."""
+    origin, inner = get_origin(hint), get_args(hint)
+    if origin is Literal:
+        return f"{'one of ' if len(inner) > 1 else ''}{', '.join(map(repr, inner))}"
+    if origin in (Union, types.UnionType):
+        return " or ".join(map(_wanted, inner))
+    if origin is tuple:
+        if len(inner) == 2 and inner[1] is Ellipsis:
+            return f"a tuple, each item {_wanted(inner[0])}"
+        return f"({', '.join(map(_wanted, inner))})"
+    words = {int: "a whole number", float: "a finite number", bool: "True or False", str: "a text"}
+    if hint is None or hint is type(None):
+        return "None"
+    return words.get(hint, f"a {getattr(origin or hint, '__name__', origin or hint)}")
