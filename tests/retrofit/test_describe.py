@@ -17,7 +17,8 @@ import visionpos as vp
 from tests.retrofit.zoo import CASES, SMALL, Case, opened, vit
 from visionpos import retrofit
 from visionpos.errors import PositionError
-from visionpos.retrofit.seams import grid_of, ports_of, row_of, table_prefix
+from visionpos.retrofit.ports import ports_of
+from visionpos.retrofit.seams import grid_of, row_of, table_prefix
 
 # name -> (table rows that are prefix, tokens that are prefix, heads, channels of a head, attentions, own rotation)
 FACTS = {

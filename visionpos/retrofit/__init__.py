@@ -5,10 +5,11 @@ from visionpos.retrofit.attachment import Attachment
 from visionpos.retrofit.describe import Part, describe, lineage
 from visionpos.retrofit.models import create, restore
 from visionpos.retrofit.optim import parameter_groups
+from visionpos.retrofit.ports import dims_of
 from visionpos.retrofit.recipes import recipe_for
 from visionpos.retrofit.resize import resize
 from visionpos.retrofit.rope import GridRope, spec_of_rope
-from visionpos.retrofit.seams import dims_of, grid_of
+from visionpos.retrofit.seams import grid_of
 from visionpos.retrofit.store import load, save
 
 __all__ = [

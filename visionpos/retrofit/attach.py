@@ -22,8 +22,9 @@ from visionpos.retrofit.hooks import (
     RecordingDrop,
     TurnHook,
 )
+from visionpos.retrofit.ports import Port, dims_of, ports_of
 from visionpos.retrofit.rope import own_pairing
-from visionpos.retrofit.seams import Port, dims_of, ports_of, row_of
+from visionpos.retrofit.seams import row_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any
 from visionpos.checkpoint import Lineage
 from visionpos.config import plain
 from visionpos.retrofit.attach import attachments
+from visionpos.retrofit.ports import ports_of
 from visionpos.retrofit.recipes import recipe_for
 from visionpos.retrofit.resize import table_record
 from visionpos.retrofit.rope import own_rope, spec_of_rope
-from visionpos.retrofit.seams import grid_of, ports_of, row_of, table_prefix
+from visionpos.retrofit.seams import grid_of, row_of, table_prefix
 
 if TYPE_CHECKING:
     from torch import nn

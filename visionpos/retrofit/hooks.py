@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from visionpos.geometry import Rotation
-    from visionpos.retrofit.seams import PortSeams
+    from visionpos.retrofit.ports import PortSeams
 
 
 class GridHook:

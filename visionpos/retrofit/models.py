@@ -14,9 +14,10 @@ from visionpos.config import encoding_spec, plain
 from visionpos.errors import PositionError
 from visionpos.geometry import Grid
 from visionpos.retrofit.attach import attach
+from visionpos.retrofit.ports import dims_of
 from visionpos.retrofit.resize import target_grid
 from visionpos.retrofit.rope import GridRope, own_rope, spec_of_rope
-from visionpos.retrofit.seams import dims_of, grid_of, row_of
+from visionpos.retrofit.seams import grid_of, row_of
 from visionpos.retrofit.store import load
 
 if TYPE_CHECKING:

@@ -19,7 +19,8 @@ from torch import nn
 from visionpos.encodings import AxialRope, AxialRopeSpec, Dims, MixedRope, MixedRopeSpec
 from visionpos.errors import PositionError
 from visionpos.geometry import CoordSpec, Grid, Rotation, angles, augment, coordinates
-from visionpos.retrofit.seams import dims_of, row_of
+from visionpos.retrofit.ports import dims_of
+from visionpos.retrofit.seams import row_of
 
 if TYPE_CHECKING:
     from torch import Tensor
