@@ -10,7 +10,7 @@ TEST_ENV := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 TORCHINDU
 PYTEST := $(TEST_ENV) $(BIN)/python -m pytest -q
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-slow check format bench docs api hooks clean
+.PHONY: help venv demo finetune-demo test test-slow check format bench docs api hooks clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -31,6 +31,9 @@ $(READY): pyproject.toml
 demo: $(READY)  ## the tour: retrofit, resize, a VLM stream, two pictures in demo_out/
 	$(BIN)/python examples/demo.py --output demo_out
 
+finetune-demo: $(READY)  ## a fine-tune at a new resolution on real photos, some minutes on two cores, into demo_out/finetune
+	$(BIN)/python examples/finetune_demo.py --output demo_out/finetune
+
 test: $(READY)  ## tests and doctests, without the slow ones
 	$(PYTEST) -n $(WORKERS) --dist worksteal
 
@@ -49,6 +52,7 @@ format: $(READY)  ## rewrite files as `make check` wants them
 
 bench: $(READY)  ## paired ratios against named peers
 	$(BIN)/python -m benchmarks.run
+	$(BIN)/python -m benchmarks.bias
 	$(BIN)/python -m benchmarks.import_cost
 
 docs: $(READY)  ## rewrite docs/dialects.md from configs/dialects/

@@ -130,4 +130,4 @@ def rows() -> list[dict[str, object]]:
 if __name__ == "__main__":
     torch.set_num_threads(1)
     for row in rows():
-        print(f"{row['op']:34} {row['peer']:14} {row['to peer']:.2f}")
+        print(f"{row['op']:34} {row['peer']:12} {row['to peer']:11.2f}")

@@ -124,10 +124,10 @@ def main() -> None:
         rows += [resampling(14, 64), resampling(37, 64), resampling(37, 16)]
     rows += encodings.rows()
     rows += [forward(224, train=False), forward(224, train=True), forward(512, train=False)]
-    print(f"{'operation':48} {'peer':9} {'time / peer':>11} {'time / copy':>11}")
+    print(f"{'operation':48} {'peer':12} {'time / peer':>11} {'time / copy':>11}")
     for row in rows:
         copy = f"{row['to copy']:11.2f}" if "to copy" in row else ""
-        print(f"{row['op']:48} {row['peer']:9} {row['to peer']:11.2f} {copy}")
+        print(f"{row['op']:48} {row['peer']:12} {row['to peer']:11.2f} {copy}")
     print(
         json.dumps(
             {

@@ -12,6 +12,8 @@ from PIL import Image as Pillow
 
 import visionpos as vp
 from visionpos import checkpoint, cli, config, retrofit
+from visionpos.cli.fillings import difference
+from visionpos.dialects import dialect_rows
 from visionpos.vlm import Image, Text, family, family_names
 
 
@@ -65,6 +67,69 @@ def test_encodings_diff_equals_the_library(run):
     ours, theirs = (vp.resample(table, recipe=name, **grids) for name in ("timm", "dinov2"))
     assert row["relative"] == pytest.approx(float((ours - theirs).norm() / ours.norm()), rel=0.02)
     assert row["quantity"] == "resampled table"
+
+
+@pytest.mark.parametrize(
+    ("words", "fits"),
+    [
+        (("--kind", "peg"), lambda row: row["kind"] == "peg"),
+        (("--match", "SAM2"), lambda row: "sam2" in " ".join(row.values()).lower()),
+        (("--kind", "prompt", "--match", "hf_"), lambda row: row["name"] == "hf_sam2_prompt"),
+    ],
+)
+def test_encodings_filters(run, words, fits):
+    code, out, _ = run("encodings", *words, "--json")
+    assert code == 0
+    everything = json.loads(run("encodings", "--json")[1])
+    assert json.loads(out) == [row for row in everything if fits(row)]
+    assert 0 < len(json.loads(out)) < len(everything)
+
+
+NAMED = {
+    name
+    for row in dialect_rows()
+    for reading in row.readings
+    for name in reading.names
+    if reading.spec
+}
+
+
+@pytest.mark.parametrize("name", sorted({*config.shipped("encodings"), *vp.RECIPES, *NAMED}))
+def test_diff_takes_every_name(name):
+    """Shipped encodings by every door, recipes and readings: each is compared, and equals itself."""
+    row = difference((name, name), "4x6", None)
+    assert row["largest"] == row["relative"] == row["differing"] == 0.0
+
+
+@pytest.mark.parametrize(
+    ("pair", "quantity"),
+    [
+        (("sam_prompt", "sam2_prompt"), "prompt tokens"),
+        (("sam2_prompt", "hf_sam2_prompt"), "prompt tokens"),
+        (("cpvt_peg", "davit_cpe"), "tokens"),
+        (("sam_vit_global", "croma_alibi"), "logit bias"),
+        (("pape", "pape_ri"), "logit bias"),
+        (("comrope_ap", "comrope_ld"), "turned vectors"),
+        (("half", "gemma4_rope"), "turned vectors"),
+        (("mae", "vjepa"), "vectors"),
+    ],
+)
+def test_diff_sees_what_parts(pair, quantity):
+    row = difference(pair, "14x14", "5x9")
+    assert row["quantity"] == quantity
+    assert row["relative"] > 1e-3
+
+
+def test_json_knows_no_nan(monkeypatch, run):
+    """What is not finite is null: NaN and Infinity are no JSON."""
+    for value in (float("nan"), float("inf")):
+        found = {"to": "1x1", "relative": value, "parts": [(value, 1.0)]}
+        monkeypatch.setattr("visionpos.cli.commands.difference", lambda *_, found=found: found)
+        code, out, _ = run("encodings", "--diff", "mae", "mae", "--json")
+        assert code == 0
+        assert json.loads(out, parse_constant=pytest.fail) == [
+            {"to": "1x1", "relative": None, "parts": [[None, 1.0]]}
+        ]
 
 
 def test_families_lists_all(run):
@@ -144,18 +209,27 @@ def test_stream_table_names_runs(run, photo):
             ("describe", "vit_tiny_patch16_224", "--size", "100x100"),
             "not divisible into patches of",
         ),
-        (("describe", "resnet18"), "has no row in the seam table"),
+        (
+            ("resize", "resnet18", "--size", "64x64", "-o", "x.safetensors"),
+            "has no row in the seam table",
+        ),
         (("describe", "/nowhere/x.safetensors"), "is no file; give a .safetensors file"),
         (("encodings", "dinov3", "--set", "encoding.thetta=3"), "unknown key thetta; remove it"),
         (("encodings", "dinov3", "--set", "oops"), "is not key=value"),
         (("encodings", "nothing"), "neither a readable file"),
+        (("encodings", "dinvo3"), "Did you mean dinov3?"),
+        (("encodings", "--kind", "axail_rope"), "Did you mean axial_rope"),
+        (("encodings", "--match", "zzz"), "match is 'zzz'; no shipped encoding has it"),
+        (("encodings", "--diff", "mae", "vjeppa"), "Did you mean vjepa"),
+        (("encodings", "--diff", "timm", "dinov2", "--to", "ax2x3"), "FRAMESxROWSxCOLUMNS"),
+        (("stream", "--family", "qwen25_vl", "--text", "a"), "Did you mean qwen2_5_vl"),
         (("encodings", "--diff", "mae", "dinov3"), "Choose encodings that enter by the same door"),
         (("families", "--wrong"), "No such option"),
         (("stream",), "media and --text are both empty"),
         (("stream", "/nowhere.jpg"), "is not a file"),
         (("stream", "--family", "zz", "--text", "a"), "family 'zz' is unknown; it must be one of"),
         (("stream", "--text", "a", "--dialect", "zz"), "dialect 'zz'"),
-        (("retrofit", "vit_tiny_patch16_224"), "Missing option '--output'"),
+        (("retrofit", "vit_tiny_patch16_224"), "Missing option --output"),
         (
             ("retrofit", "vit_tiny_patch16_224", "-o", "/nowhere/a.safetensors"),
             "is in no existing folder",

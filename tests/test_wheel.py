@@ -1,7 +1,8 @@
-"""What a user installs: the package, its YAML files and py.typed, and no part of the workshop."""
+"""What a user installs: the package, its YAML files and py.typed, and no part of the workshop; the sdist has all."""
 
 import subprocess
 import sys
+import tarfile
 import zipfile
 from pathlib import Path
 
@@ -10,13 +11,29 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 
 
-@pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
-    folder = tmp_path_factory.mktemp("wheel")
-    command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)]
+def built(kind: str, folder: Path) -> Path:
+    """The archive that hatchling makes of this checkout."""
+    command = [sys.executable, "-m", "hatchling", "build", "-t", kind, "-d", str(folder)]
     answer = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert answer.returncode == 0, answer.stderr
-    return zipfile.ZipFile(next(folder.glob("*.whl")))
+    return next(folder.iterdir())
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
+    return zipfile.ZipFile(built("wheel", tmp_path_factory.mktemp("wheel")))
+
+
+def test_sdist_holds_what_its_tests_read(tmp_path: Path) -> None:
+    """The doctests' conftest.py, the docs and the configs travel with the tests; caches do not."""
+    with tarfile.open(built("sdist", tmp_path)) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+    needed = {"pyproject.toml", "README.md", "CHANGELOG.md", "Makefile", "conftest.py"}
+    for folder in ("visionpos", "configs", "tests", "examples", "benchmarks", "docs"):
+        files = [path for path in (ROOT / folder).rglob("*") if path.is_file()]
+        needed |= {str(path.relative_to(ROOT)) for path in files if "__pycache__" not in path.parts}
+    assert needed <= names, sorted(needed - names)
+    assert not [name for name in names if "__pycache__" in name or name.startswith(".venv")]
 
 
 def test_wheel_ships_every_config(wheel: zipfile.ZipFile) -> None:

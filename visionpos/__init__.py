@@ -2,49 +2,12 @@
 
 Geometry and encodings stand here; `visionpos.retrofit` plugs them into timm models, `visionpos.vlm` plans VLM token
 streams, `visionpos.config` reads YAML, `visionpos.checkpoint` reads and writes weights. Importing this costs torch
-alone.
+alone; an encoding is imported when its name is first used.
 """
 
+from typing import TYPE_CHECKING, Any
+
 from visionpos.attention import rotate, turn
-from visionpos.encodings import (
-    AbsWinSpec,
-    AlibiSpec,
-    AxialRope,
-    AxialRopeSpec,
-    CircleRopeSpec,
-    ComropeSpec,
-    ConvRelativeSpec,
-    DecomposedBiasSpec,
-    Dims,
-    FactorizedSpec,
-    FireSpec,
-    FourierSpec,
-    GoldenRopeSpec,
-    GpsaSpec,
-    KerpleSpec,
-    LearnableFourierSpec,
-    LearnedSpec,
-    LearnedTable,
-    LiereSpec,
-    LogBiasSpec,
-    LookHereSpec,
-    MixedRope,
-    MixedRopeSpec,
-    OffsetTableSpec,
-    PapeSpec,
-    PegSpec,
-    PeriodicRopeSpec,
-    PromptSpec,
-    SectionRopeSpec,
-    SinCos,
-    SinCosSpec,
-    SineSpec,
-    SpatioTemporalSpec,
-    StringRopeSpec,
-    SwinTableSpec,
-    T5BiasSpec,
-    build,
-)
 from visionpos.errors import ConfigError, PositionError
 from visionpos.geometry import (
     RECIPES,
@@ -69,6 +32,47 @@ from visionpos.geometry import (
     section_axes,
     section_freqs,
 )
+
+if TYPE_CHECKING:
+    from visionpos.encodings import (
+        AbsWinSpec,
+        AlibiSpec,
+        AxialRope,
+        AxialRopeSpec,
+        CircleRopeSpec,
+        ComropeSpec,
+        ConvRelativeSpec,
+        DecomposedBiasSpec,
+        Dims,
+        FactorizedSpec,
+        FireSpec,
+        FourierSpec,
+        GoldenRopeSpec,
+        GpsaSpec,
+        KerpleSpec,
+        LearnableFourierSpec,
+        LearnedSpec,
+        LearnedTable,
+        LiereSpec,
+        LogBiasSpec,
+        LookHereSpec,
+        MixedRope,
+        MixedRopeSpec,
+        OffsetTableSpec,
+        PapeSpec,
+        PegSpec,
+        PeriodicRopeSpec,
+        PromptSpec,
+        SectionRopeSpec,
+        SinCos,
+        SinCosSpec,
+        SineSpec,
+        SpatioTemporalSpec,
+        StringRopeSpec,
+        SwinTableSpec,
+        T5BiasSpec,
+        build,
+    )
 
 __version__ = "0.1.0"
 
@@ -137,3 +141,18 @@ __all__ = [
     "section_freqs",
     "turn",
 ]
+
+if not TYPE_CHECKING:  # a type checker would take any name as given
+
+    def __getattr__(name: str) -> Any:
+        """Return a public name of `visionpos.encodings`, whose files are imported one by one (PEP 562)."""
+        if name not in __all__:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        from visionpos import encodings
+
+        globals()[name] = value = getattr(encodings, name)
+        return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -25,7 +25,13 @@ if TYPE_CHECKING:
 
 _KEY = "visionpos"
 _FORMAT = 1
-_HISTORY = ("source", "tables.*.source_grid_hw", "tables.*.recipe", "encodings.*.strength")
+_HISTORY = (
+    "source",
+    "tables.*.source_grid_hw",
+    "tables.*.recipe",
+    "encodings.*.strength",
+    "windows.policy",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +46,8 @@ class Lineage:
         tables: path -> {"grid_hw", "source_grid_hw", "recipe", "prefix"} of every learned table.
         encodings: name -> {"spec", "strength", "learned"} of every attached encoding.
         rope: the model's own rotary encoding as spec data, or None.
+        windows: {"policy", "windows_hw", "trained_hw"} of attention in windows: how they follow the image, those of
+            the stages, and path -> window that coordinates are measured in.
         build: what the architecture's name alone does not say: heads, pooling, activation, sizes at run time.
         source: free text: the checkpoint these weights started from.
     """
@@ -51,6 +59,7 @@ class Lineage:
     tables: dict[str, dict[str, Any]] = field(default_factory=dict)
     encodings: dict[str, dict[str, Any]] = field(default_factory=dict)
     rope: dict[str, Any] | None = None
+    windows: dict[str, Any] = field(default_factory=dict)
     build: dict[str, Any] = field(default_factory=dict)
     source: str = ""
 
@@ -162,7 +171,7 @@ def _parse_lineage(header: str, path: str) -> Lineage:
 
 def _check_shape(lineage: Lineage) -> None:
     """Refuse fields of another kind than the schema's, as a tampered header may hold."""
-    maps = (lineage.tables, lineage.encodings, lineage.build)
+    maps = (lineage.tables, lineage.encodings, lineage.build, lineage.windows)
     if not all(isinstance(part, dict) for part in maps) or not isinstance(lineage.model, str):
         raise TypeError("a field has another kind than it must")
     entries = [*lineage.tables.values(), *lineage.encodings.values()]

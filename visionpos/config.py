@@ -17,11 +17,13 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 import pydantic
 import yaml
 
-from visionpos.encodings import EncodingSpec, spec_types
-from visionpos.errors import ConfigError
+from visionpos.encodings import spec_type
+from visionpos.errors import ConfigError, PositionError, did_you_mean
 
 if TYPE_CHECKING:
     from importlib.resources.abc import Traversable
+
+    from visionpos.encodings import EncodingSpec
 
 Data = dict[str, Any]
 T = TypeVar("T")
@@ -188,13 +190,11 @@ def encoding_spec(data: Mapping[str, Any], *, source: str = "<data>") -> Encodin
     Raises:
         ConfigError: naming the known kinds if `kind` is missing or unknown, or the key that is wrong.
     """
-    kinds = spec_types()
-    kind = data.get("kind")
-    if not isinstance(kind, str) or kind not in kinds:
-        raise ConfigError(
-            f"{source}: kind is {kind!r}; it must be one of {', '.join(sorted(kinds))}."
-        )
-    return parse(kinds[kind], dict(data), source=source)
+    try:
+        kind = spec_type(data.get("kind"))
+    except PositionError as error:
+        raise ConfigError(f"{source}: {error}") from None
+    return parse(kind, dict(data), source=source)
 
 
 def load_encoding(name: str | Path, *, overrides: Sequence[str] = ()) -> EncodingSpec:
@@ -233,6 +233,7 @@ def _read(name: str | Path, folder: str) -> tuple[str, str]:
         known = ", ".join(files)
         raise ConfigError(
             f"{name} is neither a readable file ({reason}) nor a shipped name. Shipped: {known}."
+            f"{did_you_mean(name, files)}"
         ) from None
 
 

@@ -1,4 +1,11 @@
-"""The two exceptions of the package: what a caller can catch, and nothing else."""
+"""The two exceptions of the package, and what an error says to a name that is nearly right."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 
 class PositionError(ValueError):
@@ -10,3 +17,16 @@ class PositionError(ValueError):
 
 class ConfigError(PositionError):
     """Raised when a YAML file, a spec or an override is not valid."""
+
+
+def did_you_mean(name: object, known: Iterable[str]) -> str:
+    """Return " Did you mean ...?", to end an error message with, or "" if no known name is near.
+
+    Example:
+        >>> did_you_mean("dinvo3", ["dinov2", "dinov3", "mae"])
+        ' Did you mean dinov3 or dinov2?'
+    """
+    from difflib import get_close_matches
+
+    near = get_close_matches(str(name).lower(), list(dict.fromkeys(known)), n=3)
+    return f" Did you mean {' or '.join(near)}?" if near else ""

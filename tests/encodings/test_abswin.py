@@ -135,7 +135,7 @@ def test_invariant_dialects_part():
         ({"window_hw": (0, 8)}, r"window_hw is \(0, 8\); 2 whole numbers of at least 1"),
         ({"global_hw": (7,)}, r"global_hw is \(7,\)"),
         ({"recipe": "abswin"}, r"recipe is 'abswin'"),
-        ({"fit": "pad"}, r"fit is 'pad'; it must be 'exact'"),
+        ({"fit": "pad"}, r"fit is 'pad'; it must be one of 'exact', 'crop'"),
         ({"std": -1.0}, r"std is -1\.0"),
     ],
 )
@@ -176,8 +176,10 @@ def test_gradient_of_the_tables():
 
 @pytest.mark.parametrize("recipe", ["hiera", "sam2"])
 def test_compile_points(recipe):
-    module = abswin(dtype=torch.float32, recipe=recipe)
-    calls = [(torch.rand(2, h * w, 2), torch.tensor([[h, w], [w, h]])) for h, w in SIZES]
+    module = abswin(dtype=torch.float32, recipe=recipe, fit="crop")
+    calls = [
+        (torch.randint(2, (2, h * w, 2)).float(), torch.tensor([[h, w], [w, h]])) for h, w in SIZES
+    ]
     assert graphs_of(module.at, calls) == 1
 
 

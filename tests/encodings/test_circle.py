@@ -14,6 +14,7 @@ from tests.tolerances import assert_close_to
 from visionpos import CoordSpec, Dims, Grid, PositionError
 from visionpos.config import load_encoding
 from visionpos.encodings import CircleRope, CircleRopeSpec
+from visionpos.geometry import circle_coords
 
 DIMS = Dims(embed_dim=48, num_heads=2, depth=5)  # heads of 24 channels
 
@@ -102,8 +103,8 @@ def test_invariant_shift_and_rescale_do_nothing_on_the_circle():
         ({"sections": (4, 4)}, r"sections are \(4, 4\)"),
         ({"coords": CoordSpec(axes=3)}, r"coords have 3 axes"),
         ({"layers": "odd"}, r"layers is 'odd'; it must be one of 'all', 'even'"),
-        ({"alpha": 2.0}, r"alpha is 2\.0"),
-        ({"radius": -1.0}, r"radius -1\.0"),
+        ({"alpha": 2.0}, r"alpha 2\.0; .*alpha in \[0, 1\]"),
+        ({"radius": -1.0}, r"radius is -1\.0, .*above 0"),
         ({"order": "dealt"}, r"order is 'dealt'"),
     ],
 )
@@ -144,3 +145,20 @@ def test_reference_yaml():
         vp.section_freqs(64, (8, 12, 12), theta=1e6, order="contiguous"),
         kind="exact",
     )
+
+
+def test_error_places():
+    """No cell at all, a cell that is nowhere, one axis too many."""
+    with pytest.raises(PositionError, match=r"coords has shape \(0, 2\); .*n of at least 1"):
+        circle_coords(torch.zeros(0, 2))
+    for bad in (float("nan"), float("inf")):
+        with pytest.raises(PositionError, match=r"coords holds NaN or infinity"):
+            circle_coords(torch.tensor([[0.0, 1.0], [bad, 1.0]]))
+
+
+def test_invariant_half_precision_coordinates():
+    """Raster numbers beyond 256 have no bfloat16: the circle is formed in float32."""
+    coords = vp.coordinates(Grid(17, 20))  # whole numbers up to 19 are exact in bfloat16
+    around = circle_coords(coords.bfloat16())
+    assert around.dtype == torch.float32
+    assert torch.equal(around, circle_coords(coords))

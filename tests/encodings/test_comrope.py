@@ -1,5 +1,7 @@
 """ComRoPE: block generators that commute, by axial partition or linear dependence."""
 
+import copy
+
 import pytest
 import torch
 from hypothesis import given
@@ -10,6 +12,7 @@ import visionpos as vp
 from tests.compiled import SIZES, graphs_of
 from tests.reference import turning as oracle
 from tests.strategies import grids, seeds, shifts
+from tests.tolerances import assert_close_to
 from visionpos import CoordSpec, Dims, Grid, PositionError
 from visionpos.config import load_encoding
 from visionpos.encodings import Comrope, ComropeSpec
@@ -202,3 +205,40 @@ def test_device_default_is_the_parameter_s(variant):
         for name, weight in list(module.named_parameters()):
             setattr(module, name, nn.Parameter(torch.empty(weight.shape, device=cuda)))
         assert module(Grid(3, 5)).matrices.device == cuda
+
+
+def test_invariant_half_precision_coordinates():
+    """Coordinates in bfloat16 are rounded once; the product with bfloat16 generators is formed in float32."""
+    module = rope().bfloat16()
+    coords = module.points(Grid(3, 5)).bfloat16()
+    exact = copy.deepcopy(module).double().turns(coords.double(), 1).matrices
+    ours = module.turns(coords, 1).matrices
+    assert ours.dtype == torch.float32
+    assert_close_to(ours, exact)
+
+
+def test_error_places():
+    module = rope()
+    with pytest.raises(PositionError, match=r"coords holds NaN"):
+        module.turns(torch.tensor([[0.0, float("nan")]]))
+    with pytest.raises(PositionError, match=r"coords has 3 axes"):
+        module.turns(torch.zeros(4, 3))
+
+
+@pytest.mark.parametrize(
+    ("shapes", "match"),
+    [
+        ({}, r"state has no entry freqs, only nothing"),
+        ({"multiplier": (1, 2, 2, 1, 1)}, r"state has no entry freqs, only multiplier"),
+        ({"freqs": (3, 2, 4, 4)}, r"freqs has shape \(3, 2, 4, 4\); \(heads, 1, blocks, block"),
+        ({"freqs": (3, 1, 2, 4, 5)}, r"freqs has shape \(3, 1, 2, 4, 5\)"),
+        (
+            {"freqs": (3, 1, 2, 4, 4), "multiplier": (1, 2, 3, 1, 1)},
+            r"multiplier has shape \(1, 2, 3, 1, 1\); \(1, axes, 2, 1, 1\)",
+        ),
+        ({"freqs": (3, 1, 2, 4, 4), "multiplier": (2,)}, r"multiplier has shape \(2,\)"),
+    ],
+)
+def test_error_from_comrope(shapes, match):
+    with pytest.raises(PositionError, match=match):
+        Comrope.from_comrope({name: torch.zeros(shape) for name, shape in shapes.items()})

@@ -239,7 +239,10 @@ def test_invariant_copies_and_pickles():
         ({"after": (2, 1)}, r"after is \(2, 1\)"),
         ({"after": (1, 1)}, r"after is \(1, 1\)"),
         ({"after": (-1,)}, r"after is \(-1,\)"),
-        ({"after": "first"}, r"after is 'first'; it must be one of 'stage'"),
+        (
+            {"after": "first"},
+            r"after is 'first'; it must be a tuple \(a whole number each\) or 'stage' or None",
+        ),
         (
             {"after": None, "before": "head"},
             r"before is 'head'; it must be one of 'stage', 'block'",

@@ -276,7 +276,11 @@ def test_compile_points(fields):
     """Batches of padded points: one graph over six lengths."""
     module = factorized(dtype=torch.float32, **fields)
     calls = [
-        (torch.rand(2, h * w, 2), torch.tensor([[h, w], [w, h]]), torch.rand(2, h * w) > 0.2)
+        (
+            torch.randint(2, (2, h * w, 2)).float(),
+            torch.tensor([[h, w], [w, h]]),
+            torch.rand(2, h * w) > 0.2,
+        )
         for h, w in SIZES
     ]
     assert graphs_of(lambda p, e, v: module.at(p, e, valid=v), calls) == 1

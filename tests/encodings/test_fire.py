@@ -78,7 +78,7 @@ def test_invariant_source_keys():
         ({"metric": "l9"}, r"metric is 'l9'"),
         ({"reach": "query"}, r"reach is 'query'; it must be one of 'extent', 'threshold'"),
         ({"threshold": 0.0}, r"threshold is 0\.0, warp 0\.1 and hidden 32; finite numbers above 0"),
-        ({"warp": float("nan")}, r"warp nan"),
+        ({"warp": float("nan")}, r"warp is nan; it must be a finite number"),
         ({"hidden": 0}, r"hidden 0"),
     ],
 )

@@ -268,10 +268,10 @@ def test_invariant_frozen_unless_learned():
 @pytest.mark.parametrize(
     ("fields", "match"),
     [
-        ({"dialect": "rff"}, r"dialect is 'rff'; it must be one of tancik, sam, nerf"),
-        ({"axes": 1}, r"axes is 1 and coords None; 2 or 3"),
+        ({"dialect": "rff"}, r"dialect is 'rff'; it must be one of 'tancik', 'sam', 'nerf'"),
+        ({"axes": 1}, r"axes is 1; it must be one of 2, 3"),
         ({"axes": 3, "coords": CoordSpec()}, r"axes is 3 and coords CoordSpec"),
-        ({"bands": 0}, r"bands is 0; at least 1"),
+        ({"bands": 0}, r"bands is 0 in dialect 'tancik'; at least 1"),
         ({"dialect": "nerf"}, r"bands is None in dialect 'nerf'; .*10 in NeRF"),
         ({"dialect": "nerf", "bands": 3, "learned": True}, r"learned is True in dialect 'nerf'"),
         ({"dialect": "perceiver", "bands": 3}, r"max_resolution is None in dialect 'perceiver'"),
@@ -296,7 +296,7 @@ def test_error_width():
         Fourier(FourierSpec(dialect="nerf", bands=3), dims(16))
     with pytest.raises(PositionError, match=r"features are 6 channels wide and embed_dim is 7"):
         Fourier(FourierSpec(), dims(7))
-    with pytest.raises(PositionError, match=r"sigma -1\.0"):
+    with pytest.raises(PositionError, match=r"sigma is -1\.0; a finite number above 0"):
         Fourier(FourierSpec(sigma=-1.0), dims(8))
 
 
@@ -358,3 +358,42 @@ def test_device_fake_cuda():
                 module.frequencies = nn.Parameter(torch.empty(shape, device=cuda))
             assert module(Grid(3, 5), device=cuda).device == cuda
             assert module.at(torch.empty(7, 2, device=cuda)).device == cuda
+
+
+@pytest.mark.parametrize("dialect", ["nerf", "nerf_paper"])
+def test_error_bands_that_overflow(dialect):
+    """2 ** 129 is no float32 number: refused by the spec. The most that it takes stays finite."""
+    for bands in (97, 130, 2000):
+        with pytest.raises(PositionError, match=rf"bands is {bands} in dialect '{dialect}'.*96"):
+            FourierSpec(dialect=dialect, bands=bands)
+    spec = FourierSpec(dialect=dialect, bands=96, project=True)
+    module = Fourier(spec, dims(8))
+    assert module.freqs().isfinite().all()
+    assert module(Grid(3, 5)).isfinite().all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+@pytest.mark.parametrize(
+    "spec",
+    [
+        FourierSpec(dialect="tancik"),
+        FourierSpec(dialect="sam", learned=True),
+        FourierSpec(dialect="nerf", bands=4),
+        FourierSpec(dialect="nerf_paper", bands=4),
+        FourierSpec(dialect="perceiver", bands=4, max_resolution=(9, 9)),
+    ],
+)
+def test_invariant_default_dtype(spec, dtype):
+    """torch's default dtype rounds neither a frequency nor a coordinate, whole ones included."""
+    sizes, draws = Dims(embed_dim=16, num_heads=1, depth=1), torch.Generator()
+    before, whole = Fourier(spec, sizes, generator=draws.manual_seed(3)), torch.tensor([[1, 0]])
+    grid, points = before(Grid(3, 5)), before.at(whole)
+    torch.set_default_dtype(dtype)
+    try:
+        after = Fourier(spec, sizes, generator=draws.manual_seed(3))
+        codes = after(Grid(3, 5)), after.at(whole)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    for got, expected in zip(codes, (grid, points), strict=True):
+        assert got.dtype == torch.float32
+        assert torch.equal(got, expected)

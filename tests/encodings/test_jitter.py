@@ -8,7 +8,7 @@ from hypothesis import given
 
 import visionpos as vp
 from tests.strategies import grids, seeds
-from visionpos import AxialRopeSpec, CoordSpec, Dims, Grid, MixedRopeSpec
+from visionpos import AxialRopeSpec, CoordSpec, Dims, Grid, MixedRopeSpec, PositionError
 from visionpos.encodings import (
     ComropeSpec,
     GoldenRopeSpec,
@@ -199,3 +199,33 @@ def test_compile_training():
     expected = module(Grid(3, 5)).apply(q)
     torch.manual_seed(4)
     assert torch.equal(compiled(q), expected)
+
+
+ROTARY = {
+    "axial": vp.AxialRopeSpec(coords=CoordSpec(jitter=1.5)),
+    "golden": vp.GoldenRopeSpec(),
+    "circle": vp.CircleRopeSpec(sections=(2, 3, 3)),
+    "mixed": vp.MixedRopeSpec(coords=CoordSpec(shift=0.5, scope="sample")),
+    "liere": vp.LiereSpec(coords=CoordSpec(unit="span", rescale=2.0, scope="block")),
+}
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("name", ROTARY)
+def test_shape_of_draws_is_that_of_training(name, training):
+    """draws=3 is [3, n, axes] in either mode, one draw has no dimension, and no draw at all is refused."""
+    dims = (
+        Dims(embed_dim=48, num_heads=2, depth=3)
+        if name != "circle"
+        else Dims(embed_dim=64, num_heads=2, depth=3)
+    )
+    module = vp.build(ROTARY[name], dims).train(training)
+    still = vp.build(ROTARY[name], dims).eval().points(Grid(3, 5))
+    drawn = module.points(Grid(3, 5), draws=3)
+    assert drawn.shape == (3, 15, still.shape[-1])
+    assert module.points(Grid(3, 5)).shape == still.shape
+    if not training:
+        assert torch.equal(drawn, still.expand(3, -1, -1))
+    for bad in (0, -1, 2.5, True, "3"):
+        with pytest.raises(PositionError, match=rf"draws is {bad!r}; a whole number of at least 1"):
+            module.points(Grid(3, 5), draws=bad)

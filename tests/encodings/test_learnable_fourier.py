@@ -144,7 +144,10 @@ def test_invariant_training_moves_and_eval_does_not():
         ({"groups": 3}, r"groups is 3 for 2 axes"),
         ({"groups": 0}, r"groups is 0 for 2 axes"),
         ({"gamma": 0.0}, r"gamma is 0\.0, read as 'precision_root'"),
-        ({"gamma_is": "variance"}, r"read as 'variance'; .*precision_root, std"),
+        (
+            {"gamma_is": "variance"},
+            r"gamma_is is 'variance'; it must be one of 'precision_root', 'std', 'std_root', 'inverse_std_root'",
+        ),
     ],
 )
 def test_error_spec(fields, match):
@@ -185,3 +188,17 @@ def test_device_fake_cuda():
                 setattr(part, key, nn.Parameter(torch.empty(weight.shape, device=cuda)))
         assert module(Grid(3, 5)).device == cuda
         assert module.at(torch.empty(7, 2, device=cuda)).device == cuda
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_invariant_default_dtype(dtype):
+    """Frequencies are drawn and kept in float32, whatever torch's default is."""
+    sizes, draws = Dims(embed_dim=16, num_heads=1, depth=1), torch.Generator()
+    before = LearnableFourier(LearnableFourierSpec(), sizes, generator=draws.manual_seed(3))
+    torch.set_default_dtype(dtype)
+    try:
+        after = LearnableFourier(LearnableFourierSpec(), sizes, generator=draws.manual_seed(3))
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert after.frequencies.dtype == torch.float32
+    assert torch.equal(after.frequencies, before.frequencies)

@@ -1,5 +1,7 @@
 """LieRE: generators that do not commute, dense and in blocks."""
 
+import copy
+
 import numpy as np
 import pytest
 import torch
@@ -12,6 +14,7 @@ import visionpos as vp
 from tests.compiled import SIZES, graphs_of
 from tests.reference import turning as oracle
 from tests.strategies import grids, seeds
+from tests.tolerances import assert_close_to
 from visionpos import CoordSpec, Dims, Grid, PositionError
 from visionpos.config import load_encoding
 from visionpos.encodings import Liere, LiereSpec
@@ -151,7 +154,7 @@ def test_invariant_start_values():
     ("fields", "match"),
     [
         ({"block": 1}, r"block is 1 and start 1\.0; a block of at least 2"),
-        ({"start": float("inf")}, r"start inf"),
+        ({"start": float("inf")}, r"start is inf; it must be a finite number"),
         ({"block": 16}, r"block is 16 and a head has 8 channels"),
     ],
 )
@@ -210,3 +213,36 @@ def test_reference_oracle_exponential_is_one():
     """The oracle itself: a rotation by pi / 2 in a plane."""
     quarter = oracle.expm(np.array([[0.0, -np.pi / 2], [np.pi / 2, 0.0]]))
     np.testing.assert_allclose(quarter, [[0, -1], [1, 0]], atol=1e-12)
+
+
+def test_invariant_half_precision_coordinates():
+    """Coordinates in bfloat16 are rounded once; the product with bfloat16 generators is formed in float32."""
+    module = rope().bfloat16()
+    coords = module.points(Grid(3, 5)).bfloat16()
+    exact = copy.deepcopy(module).double().turns(coords.double(), 1).matrices
+    ours = module.turns(coords, 1).matrices
+    assert ours.dtype == torch.float32
+    assert_close_to(ours, exact)
+
+
+def test_error_places():
+    module = rope()
+    with pytest.raises(PositionError, match=r"coords holds NaN"):
+        module.turns(torch.tensor([[0.0, float("nan")]]))
+    with pytest.raises(PositionError, match=r"coords has 3 axes"):
+        module.turns(torch.zeros(4, 3))
+
+
+@pytest.mark.parametrize(
+    ("shape", "heads", "match"),
+    [
+        ((2, 2, 6, 4, 4), 4, r"heads is 4 and raw has 6 generators a layer"),
+        ((2, 2, 6, 4, 4), 0, r"heads is 0 and raw has 6"),
+        ((2, 6, 4, 4), 3, r"raw has shape \(2, 6, 4, 4\); \(axes, layers, heads \* blocks, block"),
+        ((2, 2, 6, 4, 5), 3, r"raw has shape \(2, 2, 6, 4, 5\)"),
+        ((6,), 3, r"raw has shape \(6,\)"),
+    ],
+)
+def test_error_from_liere(shape, heads, match):
+    with pytest.raises(PositionError, match=match):
+        Liere.from_liere(torch.zeros(shape), heads=heads)

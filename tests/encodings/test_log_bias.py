@@ -192,7 +192,8 @@ def test_error_spec(fields, match):
 
 def test_error_torchvision_needs_the_window():
     with pytest.raises(
-        PositionError, match=r"window_hw is None; form 'torchvision' measures .*Pass it"
+        PositionError,
+        match=r"window_hw is None; form 'torchvision' measures .*Pass window_hw= to values\(\)",
     ):
         bias(FORMS["torchvision"]).values(torch.zeros(1, 2))
 

@@ -117,7 +117,10 @@ def test_invariant_zero_view():
             r"global_slope is 0\.0 and layer_slopes \(1\.5, 0\.5\); three finite",
         ),
         ({"layer_slopes": (1.0, -0.5)}, r"layer_slopes \(1\.0, -0\.5\)"),
-        ({"layer_slopes": (1.0,)}, r"layer_slopes \(1\.0,\)"),
+        (
+            {"layer_slopes": (1.0,)},
+            r"layer_slopes is \(1\.0,\); it must be \(a finite number, a finite number\)",
+        ),
         ({"distance": "cube"}, r"distance is 'cube'"),
         ({"rounding": "float16"}, r"rounding is 'float16'"),
     ],

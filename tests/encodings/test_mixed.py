@@ -166,5 +166,16 @@ def test_invariant_from_rope_vit():
     ours = MixedRope.from_rope_vit(theirs, num_heads=3)
     assert torch.equal(ours, MixedRope.from_timm(theirs.reshape(2, 4, 3, 5)))
     assert ours[3, 2, 1, 4] == theirs[0, 3, 14]
-    with pytest.raises(PositionError, match=r"shape \(2, 4, 15\) for 4 heads"):
+    with pytest.raises(PositionError, match=r"num_heads is 4 and freqs hold 15 pairs a layer"):
         MixedRope.from_rope_vit(theirs, num_heads=4)
+
+
+@pytest.mark.parametrize("shape", [(), (8,), (2, 4, 15), (3, 4, 3, 5), (2, 4, 3, 5, 1)])
+def test_error_from_timm(shape):
+    with pytest.raises(
+        PositionError, match=r"freqs has shape \(.*\); \(2, depth, heads, pairs\) is required"
+    ):
+        MixedRope.from_timm(torch.zeros(shape))
+    if len(shape) != 3:
+        with pytest.raises(PositionError, match=r"freqs has shape .*\(2, depth, heads \* pairs\)"):
+            MixedRope.from_rope_vit(torch.zeros(shape), num_heads=3)

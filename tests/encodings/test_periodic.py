@@ -126,8 +126,8 @@ def test_error_spec(fields, match):
 
 
 def test_error_at_build():
-    with pytest.raises(PositionError, match=r"least is 0\.1 and slow 'keep'"):
-        vp.build(spec(least=0.1), DIMS)
+    with pytest.raises(PositionError, match=r"least is 0\.1; .*at least 0\.5 turns"):
+        spec(least=0.1)
     with pytest.raises(PositionError, match=r"head_dim is 6 for 2 axes"):
         vp.build(spec(), Dims(embed_dim=12, num_heads=2, depth=1))
 

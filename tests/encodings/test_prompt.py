@@ -3,6 +3,7 @@
 import copy
 import math
 import pickle
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+import visionpos as vp
 from tests.compiled import graphs_of
 from tests.reference import prompt as oracle
 from tests.strategies import grids, seeds
@@ -310,8 +312,8 @@ def test_error_spec(fields, match):
 
 
 def test_error_build():
-    with pytest.raises(PositionError, match=r"sigma -1\.0"):
-        PromptEncoder(PromptSpec(sigma=-1.0), DIMS)
+    with pytest.raises(PositionError, match=r"sigma is -1\.0; a finite number above 0"):
+        PromptSpec(sigma=-1.0)
     with pytest.raises(PositionError, match=r"embed_dim is 7; an even number"):
         PromptEncoder(SAM, Dims(embed_dim=7, num_heads=1, depth=1))
 
@@ -320,9 +322,72 @@ def test_error_frame_of_another_model():
     """users.md G02: the padded frame of SAM with the stretched input of SAM 2 shifts every mask."""
     points, labels, _ = prompts(2)
     with pytest.raises(
-        PositionError, match=r"frame leads to \(48, 80\) by 'pad'; \(48, 80\) by 'stretch'"
+        PositionError,
+        match=r"another model's: resize is 'pad' in the frame and 'stretch' in the spec",
     ):
         encoder(SAM2)(encoder(SAM).frame((48, 80)), points=points, labels=labels)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("input_hw", (48, 96)), ("resize", "stretch"), ("centre", "geometric"), ("quantise", True)],
+)
+def test_error_frame_of_other_settings(field, value):
+    """Every setting that a frame has from its encoder: the scale of a centre, or floored clicks, shift all codes."""
+    points, labels, _ = prompts(2)
+    foreign = replace(encoder().frame((48, 80)), **{field: value})
+    own = getattr(SAM, field)
+    match = re.escape(f"{field} is {value!r} in the frame and {own!r} in the spec")
+    with pytest.raises(PositionError, match=match):
+        encoder()(foreign, points=points, labels=labels)
+
+
+def test_error_leading_sizes():
+    """Sets of prompts belong together; a bare error of torch.cat before, or tokens of another set."""
+    module, (points, labels, boxes) = encoder(), prompts(3, (2,))
+    frame, masks = module.frame((48, 80)), torch.zeros(5, 12, 20).double()
+    both = {"points": points, "labels": labels}
+    match = r"the leading sizes are .*; one box for each set of points"
+    for more in (
+        {"boxes": boxes[:1]},
+        {"boxes": boxes[0]},
+        {"masks": masks},
+        {"boxes": boxes, "masks": masks},
+    ):
+        with pytest.raises(PositionError, match=match):
+            module(frame, **both, **more)
+    with pytest.raises(PositionError, match=match):
+        module(frame, boxes=boxes, masks=masks)
+    # A mask for several sets: its leading sizes are the first of theirs.
+    points, labels, _ = prompts(3, (5, 2))
+    sparse, dense = module(frame, points=points, labels=labels, masks=masks)
+    assert (sparse.shape, dense.shape) == ((5, 2, 4, 8), (5, 15, 8))
+
+
+def test_error_labels_without_numbers():
+    points, labels, _ = prompts(3)
+    with pytest.raises(PositionError, match=r"labels are torch\.bool; .*labels\.long\(\)"):
+        encoder()(encoder().frame((48, 80)), points=points, labels=labels.bool())
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
+def test_invariant_default_dtype(dtype):
+    """Frequencies are drawn, kept and multiplied in float32 whatever torch's default is; whole pixels too."""
+    draws = torch.Generator()
+    before = PromptEncoder(SAM, DIMS, generator=draws.manual_seed(3))
+    pixels = torch.tensor([[17, 41], [79, 3]])
+    codes = before.code(vp.coordinates(Grid(3, 5), vp.CoordSpec(unit="centred")))
+    torch.set_default_dtype(dtype)
+    try:
+        after = PromptEncoder(SAM, DIMS, generator=draws.manual_seed(3))
+        assert after.freqs.dtype == torch.float32
+        assert torch.equal(after.freqs, before.freqs)
+        here = after.code(vp.coordinates(Grid(3, 5), vp.CoordSpec(unit="centred")))
+        assert torch.equal(here, codes)
+        loaded = before.sparse(pixels, torch.tensor([1, 0]), None)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert torch.equal(loaded, before.sparse(pixels.float(), torch.tensor([1, 0]), None))
 
 
 @pytest.mark.parametrize(("spec", "label"), [(SAM, 2), (SAM, 3), (SAM2, 4), (SAM, -2), (SAM2, 255)])
@@ -375,6 +440,9 @@ def test_error_source():
         PromptEncoder.from_source({k: v for k, v in state.items() if "dings.2" not in k}, SAM, DIMS)
     with pytest.raises(PositionError, match=r"shape \(4, 8\); \(4, 16\)"):
         PromptEncoder.from_source(state, SAM, Dims(embed_dim=16, num_heads=1, depth=1))
+    odd = {**state, "prompt_encoder.point_embeddings.2.weight": torch.randn(1, 6)}
+    with pytest.raises(PositionError, match=r"label vectors have shapes .*\(1, 6\).*required"):
+        PromptEncoder.from_source(odd, SAM, DIMS)
     twice = {**state, "shared_image_embedding.positional_embedding": torch.randn(2, 4)}
     with pytest.raises(
         PositionError, match=r"shared_image_embedding.* differs from the other copy"

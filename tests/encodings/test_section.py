@@ -126,3 +126,18 @@ def test_device(device):
     there = rope(load_encoding("genlip"))(Grid(3, 5), device=device)
     assert there.cos.device.type == device.type
     torch.testing.assert_close(there.cos.cpu(), rope(load_encoding("genlip"))(Grid(3, 5)).cos)
+
+
+@pytest.mark.parametrize(
+    ("fields", "match"),
+    [
+        ({"sections": (0, 0, 0), "clamp": True}, r"sections are \(0, 0, 0\) with clamp True"),
+        ({"sections": (8, 0, 0), "clamp": True}, r"sections are \(8, 0, 0\).*y or x above 0"),
+        ({"sections": (8, -1, 4), "clamp": True}, r"sections are \(8, -1, 4\).*at least 0 each"),
+        ({"sections": (0, 4, 4)}, r"sections are \(0, 4, 4\) with clamp False; at least 1 each"),
+        ({"sections": (8.5, 4, 4), "clamp": True}, r"sections is \(8\.5, 4, 4\); .*whole number"),
+    ],
+)
+def test_error_sections(fields, match):
+    with pytest.raises(PositionError, match=match):
+        SectionRopeSpec(**fields)

@@ -150,7 +150,7 @@ def test_error_embed_dim(dialect, dim, least):
 def test_error_dialect():
     with pytest.raises(
         PositionError,
-        match=r"dialect is 'moco'; it must be one of mae, timm, big_vision, vjepa, timm_rev",
+        match=r"dialect is 'moco'; it must be one of 'mae', 'timm', 'big_vision', 'vjepa', 'timm_rev",
     ):
         SinCosSpec(dialect="moco")
 
@@ -356,9 +356,9 @@ def test_invariant_at_equals_forward(dialect):
     ("fields", "match"),
     [
         ({"axes": 3}, r"axes is 3 in dialect 'mae'; 3 axes exist in 'vjepa' and 'big_vision'"),
-        ({"axes": 1, "dialect": "vjepa"}, r"axes is 1 in dialect 'vjepa'"),
+        ({"axes": 1, "dialect": "vjepa"}, r"axes is 1; it must be one of 2, 3"),
         ({"uniform_power": True}, r"uniform_power is True in dialect 'mae' with 2 axes"),
-        ({"extent": "wide"}, r"extent is 'wide'; it must be 'index' or 'trained'"),
+        ({"extent": "wide"}, r"extent is 'wide'; it must be one of 'index', 'trained'"),
         ({"extent": "trained"}, r"trained_shape is None for 2 axes; .*Give the grid"),
         ({"extent": "trained", "trained_shape": (3,)}, r"trained_shape is \(3,\) for 2 axes"),
         ({"extent": "trained", "trained_shape": (3, 0)}, r"trained_shape is \(3, 0\)"),

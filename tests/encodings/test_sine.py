@@ -185,7 +185,7 @@ def test_invariant_doubled_frequencies():
 @pytest.mark.parametrize(
     ("fields", "match"),
     [
-        ({"dialect": "dino"}, r"dialect is 'dino'; it must be one of detr, deformable_detr"),
+        ({"dialect": "dino"}, r"dialect is 'dino'; it must be one of 'detr', 'deformable_detr'"),
         ({"scale": 0.0}, r"scale is 0\.0; a finite angle above 0"),
         ({"scale": float("inf")}, r"scale is inf"),
         ({"hidden_dim": 3}, r"hidden_dim is 3; an even number of at least 2"),

@@ -95,7 +95,10 @@ def test_invariant_frames_differ_by_one_vector():
 @pytest.mark.parametrize(
     ("fields", "match"),
     [
-        ({"grid_thw": (3, 4)}, r"grid_thw is \(3, 4\); 3 whole numbers of at least 1"),
+        (
+            {"grid_thw": (3, 4)},
+            r"grid_thw is \(3, 4\); it must be \(a whole number, a whole number, a whole number\)",
+        ),
         ({"grid_thw": (0, 4, 5)}, r"grid_thw is \(0, 4, 5\)"),
         ({"recipe": "linear"}, r"recipe is 'linear'"),
         ({"time_recipe": "linear"}, r"recipe is 'linear'"),

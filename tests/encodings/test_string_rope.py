@@ -1,5 +1,7 @@
 """STRING: a learned basis (Cayley) and circulant generators, both strictly relative."""
 
+import copy
+
 import pytest
 import torch
 from hypothesis import given
@@ -11,6 +13,7 @@ import visionpos as vp
 from tests.compiled import SIZES, graphs_of
 from tests.reference import turning as oracle
 from tests.strategies import grids, seeds, shifts
+from tests.tolerances import assert_close_to
 from visionpos import AxialRopeSpec, CoordSpec, Dims, Grid, PositionError
 from visionpos.config import load_encoding
 from visionpos.encodings import StringRope, StringRopeSpec
@@ -145,7 +148,7 @@ def test_invariant_three_axes():
     [
         ({"variant": "fourier"}, r"variant is 'fourier'; it must be one of 'cayley', 'circulant'"),
         ({"block": 2}, r"block is 2 and std 0\.1; a block of at least 3"),
-        ({"std": float("nan")}, r"std nan"),
+        ({"std": float("nan")}, r"std is nan; it must be a finite number"),
         ({"variant": "circulant", "block": 3}, r"a head has 8 channels; a multiple of block 3"),
         ({"theta": 0.0}, r"theta is 0\.0"),
         ({"coords": CoordSpec(axes=3)}, r"head_dim is 8 for 3 axes"),
@@ -201,3 +204,19 @@ def test_device_default_is_the_parameter_s(variant):
         turn = module(Grid(3, 5))
         assert turn.basis.device == turn.rotation.cos.device == cuda
         assert turn.apply(torch.empty(1, 3, 15, 8, device=cuda)).device == cuda
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_invariant_angles_of_a_half_precision_module(variant):
+    """Weights of a bfloat16 model are rounded; what follows is float32: as from the same weights in float64."""
+    half = rope(variant=variant, learn_frequencies=variant == "cayley", block=8).bfloat16()
+    exact = copy.deepcopy(half).double()
+    coords = half.points(Grid(13, 11))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        turn = half.turns(coords, 1)
+    expected = exact.turns(coords.double(), 1)
+    assert turn.rotation.cos.dtype == turn.basis.dtype == torch.float32
+    for name in ("cos", "sin"):
+        ours, theirs = getattr(turn.rotation, name), getattr(expected.rotation, name)
+        assert_close_to(ours, theirs)
+    assert_close_to(turn.basis, expected.basis)

@@ -152,7 +152,10 @@ def test_invariant_source_keys():
     ("fields", "match"),
     [
         ({"window_hw": (0, 5)}, r"window_hw is \(0, 5\); 2 whole numbers of at least 1"),
-        ({"window_hw": (3,)}, r"window_hw is \(3,\); 2 whole numbers"),
+        (
+            {"window_hw": (3,)},
+            r"window_hw is \(3,\); it must be \(a whole number, a whole number\)",
+        ),
         ({"window_hw": (3, 4, 5)}, r"window_hw is \(3, 4, 5\)"),
         ({"window_hw": (3, 4.5)}, r"window_hw is \(3, 4\.5\)"),
         ({"windows": "scale"}, r"windows is 'scale'; it must be one of 'resample', 'crop'"),
@@ -175,7 +178,7 @@ def test_error_spec(fields, match):
         ),
         ([[0.0, -5.0]], r"offsets reach 5\.0; .*Pass window_hw"),
         ([[0.5, 0.0]], r"offsets reach 0\.5; .*round the coordinates"),
-        ([[float("nan"), 0.0]], r"offsets reach nan"),
+        ([[float("nan"), 0.0]], r"offsets holds NaN or infinity"),
         ([[0.0]], r"offsets have 1 axes; .*needs 2"),
     ],
 )

@@ -128,7 +128,10 @@ def test_invariant_circle_is_equally_far_from_text(hw, s):
     ("call", "match"),
     [
         (lambda: pixel_freqs(8, max_freq=1.0), r"max_freq is 1\.0"),
-        (lambda: pixel_freqs(8, max_freq=9.0, spacing="cubic"), r"spacing 'cubic'"),
+        (
+            lambda: pixel_freqs(8, max_freq=9.0, spacing="cubic"),
+            r"spacing is 'cubic'; it must be one of 'linear', 'log'",
+        ),
         (lambda: pixel_freqs(6, max_freq=9.0), r"head_dim is 6 for 2 axes"),
         (lambda: golden_freqs(7, num_heads=1), r"head_dim is 7"),
         (lambda: golden_freqs(8, num_heads=0), r"num_heads 0"),
@@ -140,12 +143,15 @@ def test_invariant_circle_is_equally_far_from_text(hw, s):
         (lambda: golden_freqs(8, num_heads=1, axes=3), r"directions are 'angle' for 3 axes"),
         (lambda: golden_freqs(8, num_heads=1, directions="wild"), r"directions are 'wild'"),
         (lambda: whole_turns(torch.ones(1), 4.0, least=0.2), r"least is 0\.2"),
-        (lambda: whole_turns(torch.ones(1), 4.0, slow="stop"), r"slow 'stop'"),
+        (
+            lambda: whole_turns(torch.ones(1), 4.0, slow="stop"),
+            r"slow is 'stop'; it must be one of 'keep', 'still'",
+        ),
         (lambda: clamped_axes((8, -1, 2), 4), r"sections are \(8, -1, 2\) over 4 pairs"),
         (lambda: section_freqs(8, (4,), theta=1e4, order="contiguous", clamp=True), r"clamp needs"),
-        (lambda: circle_coords(torch.zeros(4, 3)), r"coords have 3 axes"),
-        (lambda: circle_coords(torch.zeros(4, 2), alpha=1.5), r"alpha is 1\.5"),
-        (lambda: circle_coords(torch.zeros(4, 2), radius=0.0), r"radius 0\.0"),
+        (lambda: circle_coords(torch.zeros(4, 3)), r"coords has shape \(4, 3\); \[\.\.\., n, 2\]"),
+        (lambda: circle_coords(torch.zeros(4, 2), alpha=1.5), r"alpha 1\.5; .*alpha in \[0, 1\]"),
+        (lambda: circle_coords(torch.zeros(4, 2), radius=0.0), r"radius is 0\.0, .*above 0"),
     ],
 )
 def test_error(call, match):

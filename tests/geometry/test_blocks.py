@@ -192,3 +192,53 @@ def test_device(device):
     assert there.device.type == device.type
     expected = BlockTurn(turn.matrices.cpu()).apply(x)
     torch.testing.assert_close(there.cpu(), expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("lead", [(), (2,), (3, 1), (1, 2), (3, 2)])
+def test_select_a_choice_a_sample(lead):
+    """[b, kept]: turning then picking is picking then turning, as for a Rotation (patch dropout)."""
+    turn = BlockTurn(rotations(*lead, 5, 2, size=3).float())
+    x = torch.randn(3, 2, 5, 6)
+    kept = torch.tensor([[4, 0], [1, 1], [2, 3]])
+    whole = turn.apply(x)
+    picked, expected = (torch.stack([part[b][:, kept[b]] for b in range(3)]) for part in (x, whole))
+    some = turn.select(kept)
+    assert some.matrices.shape[0] == 3
+    assert some.n == 2
+    assert_close_to(some.apply(picked), expected)
+    assert torch.equal(turn.select(kept.int()).matrices, some.matrices)
+
+
+TURNS = {
+    "rotation": Rotation.of(torch.randn(3, 2, 5, 4)),
+    "block": BlockTurn(rotations(3, 2, 5, 2, size=3)),
+    "basis": basis_turn(),
+}
+
+
+@pytest.mark.parametrize("name", TURNS)
+@pytest.mark.parametrize(
+    ("indices", "match"),
+    [
+        (
+            torch.tensor(1),
+            r"indices are torch\.int64 of shape \(\); int64 \[kept\], or \[b, kept\]",
+        ),
+        (torch.zeros(1, 2, 3, dtype=torch.int64), r"of shape \(1, 2, 3\)"),
+        (torch.zeros(3), r"indices are torch\.float32 of shape \(3,\)"),
+        (torch.ones(5, dtype=torch.bool), r"indices are torch\.bool .*mask\.nonzero\(\)"),
+        (torch.tensor([0, 5]), r"indices reach from 0 to 5 and the turn has 5 tokens"),
+        (torch.tensor([[0], [-1], [0]]), r"indices reach from -1 to 0 and the turn has 5"),
+    ],
+)
+def test_error_select(name, indices, match):
+    with pytest.raises(PositionError, match=match):
+        TURNS[name].select(indices)
+
+
+@pytest.mark.parametrize("name", ["rotation", "block"])
+def test_error_select_another_batch(name):
+    with pytest.raises(
+        PositionError, match=r"indices have shape \(2, 1\) .*leading sizes \(3, 2\)"
+    ):
+        TURNS[name].select(torch.zeros(2, 1, dtype=torch.int64))

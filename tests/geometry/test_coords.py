@@ -255,9 +255,9 @@ def test_reference_offsets(queries, keys):
         ),
         ({"axes": 4}, r"axes is 4; it must be one of 1, 2, 3"),
         ({"normalize": "mean"}, r"normalize is 'mean'; it must be one of 'separate', 'min', 'max'"),
-        ({"extent": "zoom"}, r"extent is 'zoom'; it must be one of 'trained', 'index', None"),
+        ({"extent": "zoom"}, r"extent is 'zoom'; it must be one of 'trained', 'index' or None"),
         ({"scope": "batch"}, r"scope is 'batch'; it must be one of 'forward', 'block', 'sample'"),
-        ({"offset": math.nan}, r"offset is nan; a finite number"),
+        ({"offset": math.nan}, r"offset is nan; it must be a finite number"),
         (
             {"trained_shape": (16,)},
             r"trained_shape is \(16,\) for 2 axes; one side of at least 1 an axis",
@@ -291,7 +291,7 @@ def test_error_spec(fields, match):
 
 @pytest.mark.parametrize("draws", [0, -1])
 def test_error_draws(draws):
-    with pytest.raises(PositionError, match=rf"draws is {draws}; at least 1"):
+    with pytest.raises(PositionError, match=rf"draws is {draws}; a whole number of at least 1"):
         vp.augment(torch.zeros(3, 2), CoordSpec(rescale=2.0), draws=draws)
 
 

@@ -275,12 +275,12 @@ def test_invariant_gaussian_has_its_spread():
         ),
         (lambda: vp.mixed_freqs(0, num_heads=2, depth=1), r"head_dim is 0"),
         (lambda: vp.mixed_freqs(8, num_heads=2, depth=1, theta=0.0), r"theta is 0\.0"),
-        (lambda: vp.gaussian_freqs(0), r"pairs is 0, axes 2 and sigma 1\.0"),
-        (lambda: vp.gaussian_freqs(4, sigma=0.0), r"sigma 0\.0; .*finite sigma above 0"),
+        (lambda: vp.gaussian_freqs(0), r"pairs is 0 and axes 2; at least 1 pair"),
+        (lambda: vp.gaussian_freqs(4, sigma=0.0), r"sigma is 0\.0; a finite number above 0"),
         (lambda: vp.gaussian_freqs(4, axes=0), r"axes 0"),
         (
             lambda: vp.section_axes((), order="contiguous"),
-            r"sections are \(\); at least 1 pair an axis",
+            r"sections are \(\); whole numbers of at least 1 pair an axis",
         ),
         (lambda: vp.section_axes((4, 0, 4), order="contiguous"), r"sections are \(4, 0, 4\)"),
         (
@@ -362,3 +362,22 @@ def test_device(device):
 def test_error_unknown_word(call, match):
     with pytest.raises(PositionError, match=match):
         call()
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
+def test_error_angles_of_nowhere(bad):
+    """One bad coordinate among many; on the CPU it is seen, under vmap and grad the product still runs."""
+    coords = torch.zeros(5, 2)
+    coords[3, 1] = bad
+    with pytest.raises(PositionError, match=r"coords holds NaN or infinity"):
+        vp.angles(coords, torch.ones(2, 4))
+    batched = torch.func.vmap(lambda place: vp.angles(place, torch.ones(2, 4)))
+    assert torch.equal(batched(torch.ones(3, 5, 2)), torch.full((3, 5, 4), 2.0))
+    slope = torch.func.grad(lambda place: vp.angles(place, torch.ones(2, 4)).sum())
+    assert torch.equal(slope(torch.ones(5, 2)), torch.full((5, 2), 4.0))
+
+
+@pytest.mark.parametrize("bad", [(2.5, 1, 1), (True, 1, 1), ("2", 1, 1), (0, 1, 1)])
+def test_error_sections_are_whole(bad):
+    with pytest.raises(PositionError, match=r"sections are .*; whole numbers of at least 1"):
+        vp.section_axes(bad, order="contiguous")

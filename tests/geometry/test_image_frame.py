@@ -276,3 +276,13 @@ def test_device(device):
     points, boxes = torch.tensor([[5.0, 7.0]]), torch.tensor([[5.0, 7.0, 50.0, 70.0]])
     torch.testing.assert_close(SAM.points(points.to(device)).cpu(), SAM.points(points))
     torch.testing.assert_close(SAM.boxes(boxes.to(device)).cpu(), SAM.boxes(boxes))
+
+
+def test_reference_quantised_fractions():
+    """A fraction names the pixel that it lies in, floor(share * W), whatever pixel numbers stand for."""
+    shares = torch.tensor([[0.5, 0.25], [0.0, 0.0], [1.0, 1.0], [0.5005, 0.2496]])
+    whole = torch.tensor([[960.0, 300.0], [0.0, 0.0], [1919.0, 1199.0], [960.0, 299.0]])
+    for centre in ("reference", "geometric"):
+        frame = replace(SAM2, centre=centre)
+        got = replace(frame, unit="normalised", quantise=True).points(shares)
+        assert torch.equal(got, frame.points(whole))

@@ -195,7 +195,7 @@ def test_error_no_permutation_joins_them(source, target, match):
 def test_error_rows():
     """A fused qkv of 3 x 24 rows is whole heads of 24 but not of 16: split it first."""
     with pytest.raises(
-        PositionError, match=r"weight has 72 rows and head_dim is 16;.*Split q, k and v"
+        PositionError, match=r"weight has shape \(72, 4\) and head_dim is 16;.*Split q, k and v"
     ):
         vp.convert(torch.zeros(72, 4), IL_XY, HS_YX)
 
@@ -238,3 +238,40 @@ def test_error_unknown_word(field):
 def test_error_no_axes():
     with pytest.raises(PositionError, match=r"axis_order is \(\)"):
         Layout(head_dim=16, axis_order=())
+
+
+def test_error_tiled_layouts_of_other_bands():
+    """V-JEPA 2's tiling over a shared and a dealt ladder: other angles in every channel but the first pair."""
+    shared, dealt = (
+        Layout(head_dim=16, pairing="adjacent_tiled", bands=bands) for bands in ("shared", "dealt")
+    )
+    assert not torch.equal(shared.freqs(), dealt.freqs())
+    for one, other in ((shared, dealt), (dealt, shared)):
+        with pytest.raises(PositionError, match=r"cannot be reached by reordering channels"):
+            vp.channel_permutation(one, other)
+    for layout in (shared, dealt):
+        assert vp.channel_permutation(layout, layout).tolist() == list(range(16))
+    # Dealt axes change their speeds with their order; shared ones change places alone.
+    swapped = Layout(head_dim=16, pairing="adjacent_tiled", bands="dealt", axis_order=(1, 0))
+    with pytest.raises(PositionError, match=r"cannot be reached"):
+        vp.channel_permutation(dealt, swapped)
+
+
+def test_convert_grouped_queries_norms_and_biases():
+    """k has fewer heads than q; a norm has one head's channels, or all: each goes by its own rows."""
+    order = vp.channel_permutation(IL_XY, HS_YX)
+    for heads, trailing in ((4, (8,)), (2, (8,)), (1, ()), (3, ())):
+        weight = torch.randn(heads * 16, *trailing)
+        moved = vp.convert(weight, IL_XY, HS_YX)
+        for head in range(heads):
+            rows = slice(head * 16, head * 16 + 16)
+            assert torch.equal(moved[rows], weight[rows][order])
+
+
+@pytest.mark.parametrize("shape", [(), (0, 8), (8, 16), (24,)])
+def test_error_convert_shapes(shape):
+    """A number, no rows, and rows that are no whole head."""
+    with pytest.raises(
+        PositionError, match=r"weight has shape .* and head_dim is 16; rows of whole"
+    ):
+        vp.convert(torch.zeros(shape), IL_XY, HS_YX)

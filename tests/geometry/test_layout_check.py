@@ -179,3 +179,51 @@ def test_invariant_nothing_is_written():
     check_layout(IL_XY, Layout(head_dim=16), before=(q, k))
     assert torch.equal(q, kept[0])
     assert torch.equal(k, kept[1])
+
+
+@pytest.mark.parametrize("kv_heads", [1, 2, 4])
+def test_invariant_grouped_queries(kv_heads):
+    """Fewer heads of k, shared by neighbouring heads of q: converted scores agree, and skipping k is seen."""
+    target = Layout(head_dim=16)
+    q, k = (torch.randn(heads * 16, 8, dtype=torch.float64) for heads in (4, kv_heads))
+    moved = vp.convert(q, IL_XY, target), vp.convert(k, IL_XY, target)
+    assert check_layout(IL_XY, target, before=(q, k)) < 1e-10
+    assert check_layout(IL_XY, target, before=(q, k), after=moved) < 1e-10
+    with pytest.raises(PositionError, match="q and k alike"):
+        check_layout(IL_XY, target, before=(q, k), after=(moved[0], k))
+    if (
+        kv_heads == 2
+    ):  # heads 0, 1 share the first head of k, heads 2, 3 the second: another order is another model
+        wrong = moved[0], moved[1].unflatten(0, (2, 16)).flip(0).flatten(0, 1)
+        with pytest.raises(PositionError, match="differ by"):
+            check_layout(IL_XY, target, before=(q, k), after=wrong)
+
+
+@pytest.mark.parametrize(
+    ("q", "k", "match"),
+    [
+        ((64, 8), (48, 8), r"shapes \(64, 8\) and \(48, 8\) and head_dim is 16; .*grouped queries"),
+        ((16, 8), (32, 8), r"shapes \(16, 8\) and \(32, 8\)"),
+        ((32, 8), (32, 6), r"shapes \(32, 8\) and \(32, 6\).*one width"),
+        ((40, 8), (40, 8), r"shapes \(40, 8\) and \(40, 8\) and head_dim is 16; whole heads"),
+        ((32,), (32,), r"\(32,\) and \(32,\); two tensors .*Biases and norms move with `convert`"),
+        ((32, 8), (0, 8), r"shapes \(32, 8\) and \(0, 8\)"),
+    ],
+)
+def test_error_weights(q, k, match):
+    weights = torch.zeros(q), torch.zeros(k)
+    with pytest.raises(PositionError, match=f"^before (has|is) {match}"):
+        check_layout(IL_XY, Layout(head_dim=16), before=weights)
+    with pytest.raises(PositionError, match=f"^after (has|is) {match}"):
+        check_layout(IL_XY, Layout(head_dim=16), after=weights)
+
+
+def test_error_weights_of_two_models():
+    """A bias given on one side, and another width after the conversion."""
+    one, other = torch.ones(16, 8), torch.ones(16, 6)
+    target = Layout(head_dim=16)
+    with pytest.raises(PositionError, match=r"before has shapes \(16, 8\) .* after \(16, 6\)"):
+        check_layout(IL_XY, target, before=(one, one), after=(other, other))
+    for given in ((one, one, torch.ones(16)), (one, None), one, 3):
+        with pytest.raises(PositionError, match=r"^after is .*; two tensors"):
+            check_layout(IL_XY, target, before=(one, one), after=given)

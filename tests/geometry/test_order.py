@@ -121,9 +121,12 @@ def test_invariant_rotation_follows_the_tokens(thw):
     [
         (lambda: merge_order(Grid(3, 4)), r"grid \(1, 3, 4\).*cannot be merged by \(1, 2, 2\)"),
         (lambda: merge_order(Grid(4, 4), 0), r"cannot be merged by \(1, 0, 0\)"),
-        (lambda: window_order(Grid(4, 4), 0), r"window is 0; a side of at least 1"),
+        (lambda: window_order(Grid(4, 4), 0), r"window is 0; a whole side of at least 1"),
         (lambda: window_order(Grid(4, 5), 2, merge=2), r"grid \(1, 4, 5\)"),
-        (lambda: token_order(torch.arange(3), 0), r"unit is 0; at least 1 token a cell"),
+        (
+            lambda: token_order(torch.arange(3), 0),
+            r"unit is 0; a whole number of at least 1 token a cell",
+        ),
     ],
 )
 def test_error_sizes(call, match):
@@ -147,3 +150,15 @@ def test_device(device):
     assert order.device.type == ends.device.type == device.type
     assert order.tolist() == GOLDEN_WINDOWS[1][1]
     assert merge_order(Grid(2, 4), device=device).tolist() == [0, 1, 4, 5, 2, 3, 6, 7]
+
+
+@pytest.mark.parametrize("bad", [2.5, 2.0, True, "2", 0, None])
+def test_error_no_whole_numbers(bad):
+    for call, name in (
+        (lambda: vp.geometry.window_order(Grid(4, 4), bad), "window is"),
+        (lambda: vp.geometry.window_order(Grid(4, 4), 2, merge=bad), "cannot be merged by"),
+        (lambda: vp.geometry.merge_order(Grid(4, 4), bad), "cannot be merged by"),
+        (lambda: vp.geometry.token_order(torch.arange(4), bad), "unit is"),
+    ):
+        with pytest.raises(PositionError, match=name):
+            call()

@@ -575,11 +575,21 @@ def test_error_heads_that_cannot_be_shared_out() -> None:
     assert_untouched(model)
 
 
-def test_error_layers_of_different_heads() -> None:
-    model = vit()
+def test_layers_of_different_heads_have_encodings_of_their_own() -> None:
+    model, x = vit(), image((64, 96))
     model.blocks[1].attn.num_heads, model.blocks[1].attn.head_dim = 4, 16
+    with torch.no_grad():
+        features = model.forward_features(x)
+        attachment = retrofit.attach(model, vp.MixedRopeSpec())
+        assert [encoding.dims.channels for encoding in attachment.encodings] == [32, 16]
+        assert torch.equal(model.forward_features(x), features)
+        attachment.set_strength(1.0)
+        turned = model.forward_features(x)
+        assert apart(turned, features) > 1e-3
+        attachment.encodings[1].frequencies.zero_()
+        assert apart(model.forward_features(x), turned) > 1e-4
     with pytest.raises(PositionError, match=r"different \(heads, head_dim\)"):
-        retrofit.attach(model, vp.AxialRopeSpec())
+        retrofit.dims_of(model)
 
 
 def test_error_block_without_a_known_attention() -> None:

@@ -102,7 +102,7 @@ def test_a_loaded_table_still_knows_its_source(tmp_path: Path) -> None:
     trained = model.pos_embed.detach().clone()
     retrofit.resize(model, (96, 128))
     retrofit.save(model, tmp_path / "a.safetensors")
-    assert "visionpos_source.table" in load_file(tmp_path / "a.safetensors")
+    assert "visionpos_source.pos_embed" in load_file(tmp_path / "a.safetensors")
     other = create("vit_tiny_patch16_224", (96, 128))
     retrofit.load(other, tmp_path / "a.safetensors")
     assert table_record(other).source_grid == vp.Grid(4, 6)

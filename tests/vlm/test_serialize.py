@@ -11,8 +11,8 @@ from tests.strategies import grids
 from visionpos.errors import PositionError
 from visionpos.geometry import Grid
 from visionpos.vlm import Cells, Image, Marker, Special, Text, TokenStream, Video, Words, family
-from visionpos.vlm.grammar import StreamSpec, VideoStreamSpec, Wrap, Written
 from visionpos.vlm.instants import elapsed_steps, exact, named_instants
+from visionpos.vlm.markers import StreamSpec, VideoStreamSpec, Wrap, Written
 from visionpos.vlm.serialize import image_runs, video_runs
 from visionpos.vlm.tiling import Plan, View
 

@@ -5,7 +5,6 @@ Every command prints a table, or JSON with --json; writes only where --output sa
 
 from __future__ import annotations
 
-import json
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -15,8 +14,11 @@ import typer
 from rich.console import Console
 
 from visionpos import config
+from visionpos.cli.covered import show_coverage
+from visionpos.cli.fillings import difference, shipped_rows
 from visionpos.cli.inputs import model_of, origin, segment, size_hw_of
-from visionpos.cli.show import show, show_stream, steps, write_line
+from visionpos.cli.planned import family_rows, plan_rows
+from visionpos.cli.show import show, show_stream, steps, write_json, write_line
 from visionpos.errors import PositionError
 
 if TYPE_CHECKING:
@@ -76,80 +78,45 @@ def encodings(
         str | None, typer.Argument(help="One shipped encoding, or a YAML file.")
     ] = None,
     overrides: Set = None,
+    kind: Annotated[str | None, typer.Option(help="List only this kind.")] = None,
+    match: Annotated[
+        str | None, typer.Option(help="List only what has this text in its name, kind or source.")
+    ] = None,
     diff: Annotated[
         tuple[str, str] | None,
-        typer.Option("--diff", help="Two encodings, or two resampling recipes, to compare."),
+        typer.Option("--diff", help="Two encodings or dialects, or two recipes, to compare."),
     ] = None,
     grid: Annotated[
         str, typer.Option(help="Token grid that tables are trained on, ROWSxCOLUMNS.")
     ] = "14x14",
     to: Annotated[
-        str | None, typer.Option(help="Token grid to compare on; --grid when absent.")
+        str | None,
+        typer.Option(
+            help="Token grid to compare on, [FRAMESx]ROWSxCOLUMNS; --grid when absent, or one that both serve."
+        ),
     ] = None,
     as_json: Json = False,
 ) -> None:
     """List the shipped encodings, print one resolved spec, or show where two dialects part."""
     if diff is not None:
-        show([_difference(diff, grid, to or grid)], as_json=as_json, title=" | ".join(diff))
+        show([difference(diff, grid, to)], as_json=as_json, title=" | ".join(diff))
         return
     if name is not None:
         spec = config.load_encoding(name, overrides=overrides or ())
-        write_line(
-            json.dumps({"encoding": config.plain(spec)})
-            if as_json
-            else config.dump_encoding(spec).rstrip()
-        )
+        if as_json:
+            write_json({"encoding": config.plain(spec)})
+        else:
+            write_line(config.dump_encoding(spec).rstrip())
         return
-    rows = []
-    for key, file in config.shipped("encodings").items():
-        about = config.read_yaml(file.read_text(encoding="utf-8"), source=f"{key}.yaml").get(
-            "about", {}
-        )
-        rows.append(
-            {"name": key, "kind": config.load_encoding(key).kind, "source": about.get("source", "")}
-        )
-    show(rows, as_json=as_json, title="Encodings")
-
-
-def _difference(pair: tuple[str, str], grid: str, to: str) -> dict[str, Any]:
-    """Return how far two encodings or recipes are apart, on a ViT-S."""
-    from visionpos import Dims, Grid
-    from visionpos.dialects import compare
-    from visionpos.geometry import RECIPES
-
-    dims = Dims(embed_dim=384, num_heads=6, depth=12)
-    shipped, both = config.shipped("encodings"), all(name in RECIPES for name in pair)
-    first, second = (
-        name if both or (name in RECIPES and name not in shipped) else config.load_encoding(name)
-        for name in pair
-    )
-    here, there = Grid(*size_hw_of(grid)), Grid(*size_hw_of(to))
-    return {"to": to, **asdict(compare(first, second, dims=dims, grid=here, to=there))}
+    show(shipped_rows(kind, match), as_json=as_json, title="Encodings")
 
 
 @app.command()
 def families(
     as_json: Json = False,
 ) -> None:
-    """List the VLM families, with their dialects and position rules."""
-    from visionpos.vlm import family, family_names
-
-    rows = []
-    for name in family_names():
-        fam = family(name)
-        language = fam.spec.language
-        rows.append(
-            {
-                "name": name,
-                "default dialect": fam.dialect,
-                "dialects": list(fam.dialects),
-                "axes": list(fam.spec.rule.axes),
-                "sections": ""
-                if language is None or language.sections is None
-                else f"{language.order} {list(language.sections)}",
-            }
-        )
-    show(rows, as_json=as_json, title="Families")
+    """List the VLM families, with their dialects, variants and position rules."""
+    show(family_rows(), as_json=as_json, title="Families")
 
 
 @app.command()
@@ -170,8 +137,11 @@ def describe(
 
 @app.command("retrofit")
 def retrofit_command(
-    model: Model,
-    output: Output,
+    model: Annotated[
+        str | None,
+        typer.Argument(help="A timm model name, or a .safetensors file written by visionpos."),
+    ] = None,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="File to write.")] = None,
     weights: Weights = None,
     encoding: Annotated[
         str, typer.Option(help="A shipped encoding, or a YAML file.")
@@ -182,11 +152,20 @@ def retrofit_command(
     ] = False,
     size: Size = None,
     overrides: Set = None,
+    coverage: Annotated[
+        bool,
+        typer.Option("--coverage", help="Print what can be done for every model class, and stop."),
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Put an encoding on a model and write its weights with their lineage."""
     from visionpos import retrofit
 
+    if coverage:
+        show_coverage(as_json=as_json)
+        return
+    if model is None or output is None:
+        raise PositionError(f"Missing {'argument MODEL' if model is None else 'option --output'}.")
     spec = config.load_encoding(encoding, overrides=overrides or ())
     with steps() as step:
         step(f"building {model}")
@@ -214,17 +193,26 @@ def resize(
     extent: Annotated[
         str | None, typer.Option(help="trained (same view) or index (wider view).")
     ] = None,
+    patch: Annotated[
+        str | None, typer.Option(help="New patch size, HEIGHTxWIDTH in pixels.")
+    ] = None,
+    windows: Annotated[
+        str | None,
+        typer.Option(help="keep or scale the windows of attention, or ROWSxCOLUMNS in cells."),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Move a model to a new image size and write its weights with their lineage."""
     from visionpos import retrofit
 
-    wanted: Any = extent
+    options: Any = {"recipe": recipe, "extent": extent}
+    options["patch"] = None if patch is None else size_hw_of(patch)
+    options["windows"] = size_hw_of(windows) if windows and windows[0].isdigit() else windows
     with steps() as step:
         step(f"building {model}")
         found = model_of(model, None, weights)
         step(f"resizing to {size}")
-        retrofit.resize(found, size_hw_of(size), recipe=recipe, extent=wanted)
+        retrofit.resize(found, size_hw_of(size), **options)
         step(f"writing {output}")
         retrofit.save(found, output)
     rows = [asdict(part) for part in retrofit.describe(found)]
@@ -242,16 +230,17 @@ def stream(
     dialect: Annotated[
         str | None, typer.Option(help="Whose rules; the vendor's by default.")
     ] = None,
+    variant: Annotated[str | None, typer.Option(help="A named variant of the family.")] = None,
     text: Annotated[str, typer.Option(help="Text before the media, one token a word.")] = "",
     fps: Annotated[
         float | None, typer.Option(help="Frames a second to sample from videos.")
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Print the token stream and position ids of a prompt made of text, photos and videos."""
+    """Print the plan, token stream and position ids of a prompt made of text, photos and videos."""
     from visionpos.vlm import Text, family
 
-    fam = family(family_name, dialect=dialect)
+    fam = family(family_name, dialect=dialect, variant=variant)
     segments: list[Any] = [Text(text)] if text else []
     with steps() as step:
         for path in media or []:
@@ -262,7 +251,8 @@ def stream(
     tokens = fam.stream(segments)
     show_stream(
         tokens,
-        fam.position_ids(tokens),
+        None if fam.spec.rule is None else fam.position_ids(tokens),
+        plan_rows(fam, segments),
         as_json=as_json,
-        title=f"{fam.name}, dialect {fam.dialect}",
+        title=f"{fam.name}, dialect {fam.dialect}" + (f", variant {variant}" if variant else ""),
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from visionpos import Grid
 from visionpos.errors import PositionError
 
 if TYPE_CHECKING:
@@ -52,6 +53,16 @@ def origin(model: str, weights: Path | None) -> str:
     if model.endswith(".safetensors"):
         return "weights of the file"
     return "random weights, seed 0" if weights is None else f"weights of {weights.name}"
+
+
+def grid_of(text: str) -> Grid:
+    """Return the token grid of a text such as 14x14, or 8x14x14 with frames first."""
+    frames, _, rest = (
+        text.lower().partition("x") if text.lower().count("x") == 2 else ("1", "", text)
+    )
+    if not frames.strip().isdecimal():
+        raise PositionError(f"grid is {text!r}; ROWSxCOLUMNS or FRAMESxROWSxCOLUMNS is required.")
+    return Grid(*size_hw_of(rest), frames=int(frames))
 
 
 def size_hw_of(text: str) -> tuple[int, int]:

@@ -7,6 +7,7 @@ import sys
 from contextlib import contextmanager
 from dataclasses import asdict
 from itertools import groupby
+from math import isfinite
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
@@ -21,9 +22,16 @@ if TYPE_CHECKING:
     from visionpos.vlm import PositionIds, TokenStream
 
 
-def show_stream(tokens: TokenStream, pos: PositionIds, *, as_json: bool, title: str) -> None:
-    """Print runs of equal tokens with the ids of their first and last token."""
-    ids = pos.ids.T.tolist()
+def show_stream(
+    tokens: TokenStream,
+    pos: PositionIds | None,
+    plan: Sequence[dict[str, Any]],
+    *,
+    as_json: bool,
+    title: str,
+) -> None:
+    """Print the plan, then runs of equal tokens with the ids of their first and last token."""
+    ids = [[]] * tokens.length if pos is None else pos.ids.T.tolist()
     rows, start = [], 0
     for name, run in groupby(tokens.names):
         stop = start + len(list(run))
@@ -37,19 +45,23 @@ def show_stream(tokens: TokenStream, pos: PositionIds, *, as_json: bool, title: 
             }
         )
         start = stop
-    summary = {
-        "length": tokens.length,
-        "next_position": pos.next_position.item(),
-        "delta": pos.delta.item(),
-    }
+    summary: dict[str, Any] = {"length": tokens.length, "features": int(tokens.is_feature.sum())}
+    if pos is not None:
+        summary |= {"next_position": pos.next_position.item(), "delta": pos.delta.item()}
     if as_json:
         spans = [_plain_span(span) for span in tokens.spans]
-        write_line(
-            json.dumps(
-                {**summary, "spans": spans, "ids": pos.ids.tolist(), "names": list(tokens.names)}
-            )
+        write_json(
+            {
+                **summary,
+                "plan": list(plan),
+                "spans": spans,
+                "ids": None if pos is None else pos.ids.tolist(),
+                "names": list(tokens.names),
+            }
         )
         return
+    if plan:
+        show(plan, as_json=False, title=f"{title}: plan")
     show(rows, as_json=False, title=title)
     write_line("  ".join(f"{key} {value}" for key, value in summary.items()))
 
@@ -75,7 +87,7 @@ def _cell(value: Any) -> str:
 def show(rows: Sequence[dict[str, Any]], *, as_json: bool, title: str) -> None:
     """Print rows as JSON or as a table."""
     if as_json:
-        write_line(json.dumps(list(rows)))
+        write_json(list(rows))
         return
     table = Table(title=title, title_justify="left", highlight=False)
     for key in rows[0] if rows else ():
@@ -83,6 +95,19 @@ def show(rows: Sequence[dict[str, Any]], *, as_json: bool, title: str) -> None:
     for row in rows:
         table.add_row(*(_cell(value) for value in row.values()))
     Console(markup=False, highlight=False).print(table)
+
+
+def write_json(data: Any) -> None:
+    """Write data as one line of JSON, which has no word for NaN and infinity: they become null."""
+    write_line(json.dumps(_spelled(data), allow_nan=False))
+
+
+def _spelled(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _spelled(item) for key, item in value.items()}
+    if isinstance(value, (tuple, list)):
+        return [_spelled(item) for item in value]
+    return None if isinstance(value, float) and not isfinite(value) else value
 
 
 def write_line(text: str) -> None:

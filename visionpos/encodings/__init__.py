@@ -1,139 +1,188 @@
-"""The encodings: one file a scheme, each a frozen Spec and the module built from it."""
+"""The encodings: one file a scheme, each a frozen Spec and the module built from it.
+
+A scheme's file is imported when one of its names is first asked for: whoever uses one encoding waits for one.
+"""
 
 from __future__ import annotations
 
-from dataclasses import fields
-from typing import Any
+from functools import reduce
+from importlib import import_module
+from operator import or_
+from typing import TYPE_CHECKING, Any
 
-from visionpos.encodings.abswin import AbsWin, AbsWinSpec
-from visionpos.encodings.alibi import Alibi, AlibiSpec
-from visionpos.encodings.axial import AxialRope, AxialRopeSpec
-from visionpos.encodings.circle import CircleRope, CircleRopeSpec
-from visionpos.encodings.coat import ConvRelative, ConvRelativeSpec
-from visionpos.encodings.comrope import Comrope, ComropeSpec
-from visionpos.encodings.conditional import Peg, PegSpec
-from visionpos.encodings.convit import Gpsa, GpsaSpec
-from visionpos.encodings.decomposed import DecomposedBias, DecomposedBiasSpec
-from visionpos.encodings.doors import (
-    Additive,
-    Biasing,
-    Conditional,
-    Dims,
-    Extending,
-    QueryBiasing,
-    Rotary,
-    Turning,
-)
-from visionpos.encodings.factorized import Factorized, FactorizedSpec
-from visionpos.encodings.fire import Fire, FireSpec
-from visionpos.encodings.fourier import Fourier, FourierSpec
-from visionpos.encodings.golden import GoldenRope, GoldenRopeSpec
-from visionpos.encodings.kerple import Kerple, KerpleSpec
-from visionpos.encodings.learnable_fourier import LearnableFourier, LearnableFourierSpec
-from visionpos.encodings.learned import LearnedSpec, LearnedTable
-from visionpos.encodings.liere import Liere, LiereSpec
-from visionpos.encodings.log_bias import LogBias, LogBiasSpec
-from visionpos.encodings.lookhere import LookHere, LookHereSpec
-from visionpos.encodings.mixed import MixedRope, MixedRopeSpec
-from visionpos.encodings.offset_table import OffsetTable, OffsetTableSpec
-from visionpos.encodings.pape import Pape, PapeSpec
-from visionpos.encodings.periodic import PeriodicRope, PeriodicRopeSpec
-from visionpos.encodings.prompt import PromptEncoder, PromptSpec
-from visionpos.encodings.section import SectionRope, SectionRopeSpec
-from visionpos.encodings.sincos import SinCos, SinCosSpec
-from visionpos.encodings.sine import Sine, SineSpec
-from visionpos.encodings.spatiotemporal import SpatioTemporal, SpatioTemporalSpec
-from visionpos.encodings.string_rope import StringRope, StringRopeSpec
-from visionpos.encodings.swin_table import SwinTable, SwinTableSpec
-from visionpos.encodings.t5 import T5Bias, T5BiasSpec
-from visionpos.errors import PositionError
+from visionpos.errors import PositionError, did_you_mean
 
-EncodingSpec = (
-    AbsWinSpec
-    | AlibiSpec
-    | AxialRopeSpec
-    | CircleRopeSpec
-    | ComropeSpec
-    | ConvRelativeSpec
-    | DecomposedBiasSpec
-    | FactorizedSpec
-    | FireSpec
-    | FourierSpec
-    | GoldenRopeSpec
-    | GpsaSpec
-    | KerpleSpec
-    | LearnableFourierSpec
-    | LearnedSpec
-    | LiereSpec
-    | LogBiasSpec
-    | LookHereSpec
-    | MixedRopeSpec
-    | OffsetTableSpec
-    | PapeSpec
-    | PegSpec
-    | PeriodicRopeSpec
-    | PromptSpec
-    | SectionRopeSpec
-    | SinCosSpec
-    | SineSpec
-    | SpatioTemporalSpec
-    | StringRopeSpec
-    | SwinTableSpec
-    | T5BiasSpec
-)
-Encoding = (
-    Additive
-    | Rotary
-    | Biasing
-    | QueryBiasing
-    | Conditional
-    | ConvRelative
-    | Gpsa
-    | PromptEncoder
-    | Extending
-    | Turning
-)
+if TYPE_CHECKING:
+    from visionpos.encodings.abswin import AbsWin, AbsWinSpec
+    from visionpos.encodings.alibi import Alibi, AlibiSpec
+    from visionpos.encodings.axial import AxialRope, AxialRopeSpec
+    from visionpos.encodings.circle import CircleRope, CircleRopeSpec
+    from visionpos.encodings.coat import ConvRelative, ConvRelativeSpec
+    from visionpos.encodings.comrope import Comrope, ComropeSpec
+    from visionpos.encodings.conditional import Peg, PegSpec
+    from visionpos.encodings.convit import Gpsa, GpsaSpec
+    from visionpos.encodings.decomposed import DecomposedBias, DecomposedBiasSpec
+    from visionpos.encodings.doors import (
+        Additive,
+        Biasing,
+        Conditional,
+        Dims,
+        Extending,
+        QueryBiasing,
+        Rotary,
+        Turning,
+    )
+    from visionpos.encodings.factorized import Factorized, FactorizedSpec
+    from visionpos.encodings.fire import Fire, FireSpec
+    from visionpos.encodings.fourier import Fourier, FourierSpec
+    from visionpos.encodings.golden import GoldenRope, GoldenRopeSpec
+    from visionpos.encodings.kerple import Kerple, KerpleSpec
+    from visionpos.encodings.learnable_fourier import LearnableFourier, LearnableFourierSpec
+    from visionpos.encodings.learned import LearnedSpec, LearnedTable
+    from visionpos.encodings.liere import Liere, LiereSpec
+    from visionpos.encodings.log_bias import LogBias, LogBiasSpec
+    from visionpos.encodings.lookhere import LookHere, LookHereSpec
+    from visionpos.encodings.mixed import MixedRope, MixedRopeSpec
+    from visionpos.encodings.offset_table import OffsetTable, OffsetTableSpec
+    from visionpos.encodings.pape import Pape, PapeSpec
+    from visionpos.encodings.periodic import PeriodicRope, PeriodicRopeSpec
+    from visionpos.encodings.prompt import PromptEncoder, PromptSpec
+    from visionpos.encodings.section import SectionRope, SectionRopeSpec
+    from visionpos.encodings.sincos import SinCos, SinCosSpec
+    from visionpos.encodings.sine import Sine, SineSpec
+    from visionpos.encodings.spatiotemporal import SpatioTemporal, SpatioTemporalSpec
+    from visionpos.encodings.string_rope import StringRope, StringRopeSpec
+    from visionpos.encodings.swin_table import SwinTable, SwinTableSpec
+    from visionpos.encodings.t5 import T5Bias, T5BiasSpec
 
-_MODULES: dict[Any, Any] = {  # spec class -> module class
-    AbsWinSpec: AbsWin,
-    AlibiSpec: Alibi,
-    AxialRopeSpec: AxialRope,
-    CircleRopeSpec: CircleRope,
-    ComropeSpec: Comrope,
-    ConvRelativeSpec: ConvRelative,
-    DecomposedBiasSpec: DecomposedBias,
-    FactorizedSpec: Factorized,
-    FireSpec: Fire,
-    FourierSpec: Fourier,
-    GoldenRopeSpec: GoldenRope,
-    GpsaSpec: Gpsa,
-    KerpleSpec: Kerple,
-    LearnableFourierSpec: LearnableFourier,
-    LearnedSpec: LearnedTable,
-    LiereSpec: Liere,
-    LogBiasSpec: LogBias,
-    LookHereSpec: LookHere,
-    MixedRopeSpec: MixedRope,
-    OffsetTableSpec: OffsetTable,
-    PapeSpec: Pape,
-    PegSpec: Peg,
-    PeriodicRopeSpec: PeriodicRope,
-    PromptSpec: PromptEncoder,
-    SectionRopeSpec: SectionRope,
-    SinCosSpec: SinCos,
-    SineSpec: Sine,
-    SpatioTemporalSpec: SpatioTemporal,
-    StringRopeSpec: StringRope,
-    SwinTableSpec: SwinTable,
-    T5BiasSpec: T5Bias,
+    EncodingSpec = (
+        AbsWinSpec
+        | AlibiSpec
+        | AxialRopeSpec
+        | CircleRopeSpec
+        | ComropeSpec
+        | ConvRelativeSpec
+        | DecomposedBiasSpec
+        | FactorizedSpec
+        | FireSpec
+        | FourierSpec
+        | GoldenRopeSpec
+        | GpsaSpec
+        | KerpleSpec
+        | LearnableFourierSpec
+        | LearnedSpec
+        | LiereSpec
+        | LogBiasSpec
+        | LookHereSpec
+        | MixedRopeSpec
+        | OffsetTableSpec
+        | PapeSpec
+        | PegSpec
+        | PeriodicRopeSpec
+        | PromptSpec
+        | SectionRopeSpec
+        | SinCosSpec
+        | SineSpec
+        | SpatioTemporalSpec
+        | StringRopeSpec
+        | SwinTableSpec
+        | T5BiasSpec
+    )
+    Encoding = (
+        Additive
+        | Rotary
+        | Biasing
+        | QueryBiasing
+        | Conditional
+        | ConvRelative
+        | Gpsa
+        | PromptEncoder
+        | Extending
+        | Turning
+    )
+
+_SCHEMES: dict[str, tuple[str, str, str]] = {  # kind -> file, Spec, module
+    "abswin": ("abswin", "AbsWinSpec", "AbsWin"),
+    "alibi": ("alibi", "AlibiSpec", "Alibi"),
+    "axial_rope": ("axial", "AxialRopeSpec", "AxialRope"),
+    "circle_rope": ("circle", "CircleRopeSpec", "CircleRope"),
+    "comrope": ("comrope", "ComropeSpec", "Comrope"),
+    "conv_relative": ("coat", "ConvRelativeSpec", "ConvRelative"),
+    "decomposed_bias": ("decomposed", "DecomposedBiasSpec", "DecomposedBias"),
+    "factorized": ("factorized", "FactorizedSpec", "Factorized"),
+    "fire": ("fire", "FireSpec", "Fire"),
+    "fourier": ("fourier", "FourierSpec", "Fourier"),
+    "golden_rope": ("golden", "GoldenRopeSpec", "GoldenRope"),
+    "gpsa": ("convit", "GpsaSpec", "Gpsa"),
+    "kerple": ("kerple", "KerpleSpec", "Kerple"),
+    "learnable_fourier": ("learnable_fourier", "LearnableFourierSpec", "LearnableFourier"),
+    "learned": ("learned", "LearnedSpec", "LearnedTable"),
+    "liere": ("liere", "LiereSpec", "Liere"),
+    "log_bias": ("log_bias", "LogBiasSpec", "LogBias"),
+    "lookhere": ("lookhere", "LookHereSpec", "LookHere"),
+    "mixed_rope": ("mixed", "MixedRopeSpec", "MixedRope"),
+    "offset_table": ("offset_table", "OffsetTableSpec", "OffsetTable"),
+    "pape": ("pape", "PapeSpec", "Pape"),
+    "peg": ("conditional", "PegSpec", "Peg"),
+    "periodic_rope": ("periodic", "PeriodicRopeSpec", "PeriodicRope"),
+    "prompt": ("prompt", "PromptSpec", "PromptEncoder"),
+    "section_rope": ("section", "SectionRopeSpec", "SectionRope"),
+    "sincos": ("sincos", "SinCosSpec", "SinCos"),
+    "sine": ("sine", "SineSpec", "Sine"),
+    "spatiotemporal": ("spatiotemporal", "SpatioTemporalSpec", "SpatioTemporal"),
+    "string_rope": ("string_rope", "StringRopeSpec", "StringRope"),
+    "swin_table": ("swin_table", "SwinTableSpec", "SwinTable"),
+    "t5_bias": ("t5", "T5BiasSpec", "T5Bias"),
 }
+_DOORS = ("Additive", "Biasing", "Conditional", "Extending", "QueryBiasing", "Rotary", "Turning")
+_FILES = dict.fromkeys((*_DOORS, "Dims"), "doors") | {
+    name: file for file, *names in _SCHEMES.values() for name in names
+}
+_UNIONS = {
+    "EncodingSpec": tuple(spec for _, spec, _ in _SCHEMES.values()),
+    "Encoding": (*_DOORS, "ConvRelative", "Gpsa", "PromptEncoder"),
+}
+
+if not TYPE_CHECKING:  # a type checker would take any name as given
+
+    def __getattr__(name: str) -> Any:
+        """Return a public name, importing the file that holds it (PEP 562)."""
+        if name in _FILES:
+            value = getattr(import_module(f"{__name__}.{_FILES[name]}"), name)
+        elif name in _UNIONS:
+            value = reduce(or_, map(__getattr__, _UNIONS[name]))
+        else:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        globals()[name] = value
+        return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
+
+def spec_type(kind: object) -> type[EncodingSpec]:
+    """Return the Spec class of a kind, importing no other encoding.
+
+    Raises:
+        PositionError: if there is no such kind.
+
+    Example:
+        >>> spec_type("axial_rope").__name__
+        'AxialRopeSpec'
+    """
+    if not isinstance(kind, str) or kind not in _SCHEMES:
+        raise PositionError(
+            f"kind is {kind!r}; it must be one of {', '.join(_SCHEMES)}.{did_you_mean(kind, _SCHEMES)}"
+        )
+    file, name, _ = _SCHEMES[kind]
+    found: type[EncodingSpec] = getattr(import_module(f"{__name__}.{file}"), name)
+    return found
 
 
 def spec_types() -> dict[str, type[EncodingSpec]]:
     """Return kind -> Spec class of every encoding."""
-    return {
-        str(next(f.default for f in fields(spec) if f.name == "kind")): spec for spec in _MODULES
-    }
+    return {kind: spec_type(kind) for kind in _SCHEMES}
 
 
 def build(spec: EncodingSpec, dims: Dims) -> Encoding:
@@ -152,10 +201,12 @@ def build(spec: EncodingSpec, dims: Dims) -> Encoding:
         ... ).pairing
         'adjacent'
     """
-    if type(spec) not in _MODULES:
-        known = ", ".join(sorted(kind.__name__ for kind in _MODULES))
+    kind = str(getattr(spec, "kind", ""))
+    if kind not in _SCHEMES or type(spec) is not spec_type(kind):
+        known = ", ".join(sorted(name for _, name, _ in _SCHEMES.values()))
         raise PositionError(f"spec is {spec!r}; one of {known} is required.")
-    module: Encoding = _MODULES[type(spec)](spec, dims)
+    file, _, name = _SCHEMES[kind]
+    module: Encoding = getattr(import_module(f"{__name__}.{file}"), name)(spec, dims)
     return module
 
 
@@ -233,5 +284,6 @@ __all__ = [
     "T5BiasSpec",
     "Turning",
     "build",
+    "spec_type",
     "spec_types",
 ]

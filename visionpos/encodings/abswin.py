@@ -13,6 +13,8 @@ from visionpos.encodings.sources import filled, required_entry, sides
 from visionpos.errors import PositionError
 from visionpos.geometry.fields import check_fields
 from visionpos.geometry.grid import Grid
+from visionpos.geometry.places import check_whole
+from visionpos.geometry.points import readable
 from visionpos.geometry.recipes import recipe_of
 from visionpos.geometry.resample import resample, sample_table
 
@@ -51,11 +53,7 @@ class AbsWinSpec:
         sides("global_hw", self.global_hw)
         sides("window_hw", self.window_hw)
         recipe_of(self.recipe)
-        if self.fit not in ("exact", "crop"):
-            raise PositionError(
-                f"fit is {self.fit!r}; it must be 'exact' (refuse other grids) or 'crop'."
-            )
-        if not self.std >= 0:
+        if self.std < 0:
             raise PositionError(f"std is {self.std}; a number of at least 0 is required.")
 
 
@@ -100,11 +98,7 @@ class AbsWin(Additive):
         """
         check_device(self.whole, device)
         (high, wide), flat = self.spec.window_hw, Grid(grid.height, grid.width)
-        if self.spec.fit == "exact" and (grid.height % high or grid.width % wide):
-            raise PositionError(
-                f"grid {grid.height}x{grid.width} is no multiple of window {high}x{wide}; whole windows are required. "
-                "Pad the image to whole windows, or set fit='crop'."
-            )
+        self._check_windows((grid.height, grid.width))
         whole = resample(
             self.whole, source=Grid(*self.spec.global_hw), target=flat, recipe=self.spec.recipe
         )
@@ -129,11 +123,13 @@ class AbsWin(Additive):
             valid: `[..., n]`, True where there is a token; the others get zeros, whatever their coordinates.
 
         Raises:
-            PositionError: if shapes do not match, the extent is not positive, or (on the CPU) a cell is not finite or
-                outside the grid.
+            PositionError: if shapes do not match, the extent is not two sides above 0, or no multiple of the window
+                when fit is "exact", or (on the CPU) a cell is not finite, not whole or outside the grid.
         """
         points = coords_yx if valid is None else blanked(coords_yx, valid)
         check_points(points, 2, "coords_yx", extent=extent_hw)
+        check_whole(points, "coords_yx")
+        self._check_windows(extent_hw)
         whole = sample_table(
             self.whole,
             points,
@@ -144,6 +140,22 @@ class AbsWin(Additive):
         cells, (high, wide) = points.round().long(), self.spec.window_hw
         code = whole + self.window[(cells[..., 0] % high) * wide + cells[..., 1] % wide]
         return code if valid is None else blanked(code, valid)
+
+    def _check_windows(self, extent_hw: tuple[float, float] | Tensor) -> None:
+        """Refuse grids that are no multiple of the window, if fit is "exact"; sides of samples on the CPU alone."""
+        (high, wide), rest = self.spec.window_hw, False
+        if self.spec.fit != "exact":
+            return
+        if not isinstance(extent_hw, torch.Tensor):
+            rest, given = bool(extent_hw[0] % high or extent_hw[1] % wide), [extent_hw]
+        elif readable(extent_hw):
+            odd = (extent_hw % extent_hw.new_tensor(self.spec.window_hw)).any(-1)
+            rest, given = bool(odd.any()), extent_hw[odd].tolist()
+        if rest:
+            raise PositionError(
+                f"grid {given[0][0]}x{given[0][1]} is no multiple of window {high}x{wide}; whole windows are required. "
+                "Pad the image to whole windows, or set fit='crop'."
+            )
 
     @classmethod
     def from_source(cls, state: Mapping[str, Tensor], spec: AbsWinSpec, dims: Dims) -> AbsWin:
@@ -159,9 +171,12 @@ class AbsWin(Additive):
             PositionError: if an entry is missing or of another shape.
         """
         maps = {
-            "whole": (required_entry(state, "pos_embed", "pos_embed_abs"), spec.global_hw),
+            "whole": (
+                required_entry(state, "pos_embed", "pos_embed_abs", ranks=(3, 4)),
+                spec.global_hw,
+            ),
             "window": (
-                required_entry(state, "pos_embed_win", "pos_embed_window"),
+                required_entry(state, "pos_embed_win", "pos_embed_window", ranks=(3, 4)),
                 spec.window_hw,
             ),
         }

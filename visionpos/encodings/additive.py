@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
-from torch import nn
-from torch._subclasses.fake_tensor import FakeTensor
 
+from visionpos.encodings.guard import Guarded
 from visionpos.errors import PositionError
+from visionpos.geometry.places import check_points
+
+__all__ = ["Additive", "blanked", "check_device", "check_points"]
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -21,7 +23,7 @@ if TYPE_CHECKING:
     from visionpos.geometry.grid import Grid
 
 
-class Additive(nn.Module, ABC):
+class Additive(Guarded, ABC):
     """An encoding that gives every token a vector to add."""
 
     spec: Any
@@ -75,10 +77,13 @@ class Additive(nn.Module, ABC):
         Raises:
             PositionError: if the code is not for these tokens.
         """
-        if prefix < 0 or tuple(code.shape[-2:]) != (tokens.shape[1] - prefix, tokens.shape[2]):
+        fits = tokens.ndim == 3 and code.ndim in (2, 3) and prefix >= 0
+        fits = fits and (code.ndim == 2 or code.shape[0] in (1, tokens.shape[0]))
+        if not fits or tuple(code.shape[-2:]) != (tokens.shape[1] - prefix, tokens.shape[2]):
             raise PositionError(
                 f"code has shape {tuple(code.shape)} for tokens {tuple(tokens.shape)} with prefix {prefix}; "
-                "[n, embed_dim] of the tokens after the prefix is required. Build it for the grid of these tokens."
+                "[n, embed_dim] for tokens [b, prefix + n, embed_dim] is required. Build it for the grid of "
+                "these tokens."
             )
         return tokens + F.pad(code.to(tokens.dtype), (0, 0, prefix, 0))
 
@@ -89,71 +94,27 @@ def check_device(weight: Tensor, device: torch.device | None) -> None:
     Raises:
         PositionError: naming both; "cuda" without an index is any CUDA device.
     """
-    here = weight.device
-    if device is None or (device.type == here.type and device.index in (None, here.index)):
+    if device is None:
+        return
+    here, device = weight.device, torch.device(device)  # a name, as torch takes it, too
+    if device.type == here.type and device.index in (None, here.index):
         return
     raise PositionError(
         f"device is {device} and the table is on {here}; move the module with .to({device})."
     )
 
 
-def check_points(
-    points: Tensor, axes: int, name: str, *, extent: tuple[float, ...] | Tensor | None = None
-) -> None:
-    """Refuse points of another rank, and, where that costs no wait for a device, points that are nowhere.
-
-    Args:
-        points: `[..., axes]`.
-        axes: numbers a point must have.
-        name: of the argument.
-        extent: sides of the lattice in cells; points must lie between its outer edges, half a cell around its centres.
-
-    Raises:
-        PositionError: naming the argument, if the rank differs; on the CPU also for NaN, infinity and points outside.
-    """
-    if points.ndim < 1 or points.shape[-1] != axes:
-        raise PositionError(
-            f"{name} has {points.shape[-1] if points.ndim else 0} axes, shape {tuple(points.shape)}; [..., n, {axes}], "
-            "one number an axis, is required."
-        )
-    eager = not isinstance(points, FakeTensor) and not torch.compiler.is_compiling()
-    if points.device.type != "cpu" or not eager or not points.numel():
-        return
-    if not bool(points.isfinite().all()):
-        raise PositionError(
-            f"{name} holds NaN or infinity; finite coordinates are required. Give padding any finite place, and mask "
-            "it out."
-        )
-    if extent is not None:
-        _check_inside(points, torch.as_tensor(extent), name)
-
-
-def _check_inside(points: Tensor, extent: Tensor, name: str) -> None:
-    """Refuse points beyond the outer edges of a lattice."""
-    sides = extent.unsqueeze(-2) if extent.ndim > 1 else extent
-    fits = sides.shape[-1] == points.shape[-1] and sides.ndim <= points.ndim
-    if not fits or not bool((sides > 0).all()):
-        return  # a wrong extent has a message of its own
-    slack = 1e-4  # coordinates computed in float32
-    outside = (points < -0.5 - slack) | (points > sides - 0.5 + slack)
-    if bool(outside.any()):
-        worst = points[outside].tolist()[0]
-        raise PositionError(
-            f"{name} reach {worst:g}, outside a lattice of {extent.tolist()} cells, which ends half a cell around its "
-            "centres; points inside are required. Clamp them, pass the sides of the whole lattice, or mask padding "
-            "out with valid=."
-        )
-
-
-def blanked(values: Tensor, valid: Tensor) -> Tensor:
+def blanked(values: Tensor, valid: Any) -> Tensor:
     """Return values `[..., n, k]` with zeros where `valid [..., n]` is False.
 
     Raises:
         PositionError: if valid is not boolean, or not one flag a token.
     """
-    if valid.dtype != torch.bool or valid.shape != values.shape[:-1]:
+    flags = isinstance(valid, torch.Tensor) and valid.dtype == torch.bool
+    if not flags or valid.shape != values.shape[:-1]:
+        what = f"{valid.dtype} of shape {tuple(valid.shape)}" if hasattr(valid, "dtype") else valid
         raise PositionError(
-            f"valid is {valid.dtype} of shape {tuple(valid.shape)}; bool of shape {tuple(values.shape[:-1])}, True "
+            f"valid is {what}; bool of shape {tuple(values.shape[:-1])}, True "
             "where there is a token, is required. Negate a padding mask."
         )
     return torch.where(valid.unsqueeze(-1), values, torch.zeros_like(values))

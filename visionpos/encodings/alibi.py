@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal
 
@@ -11,6 +10,7 @@ import torch
 from visionpos.encodings.doors import Biasing, Dims
 from visionpos.errors import PositionError
 from visionpos.geometry.fields import check_fields
+from visionpos.geometry.places import check_points
 from visionpos.geometry.relative import Metric, distances
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ class AlibiSpec:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        if not 0 < self.max_bias < math.inf:
+        if self.max_bias <= 0:
             raise PositionError(
                 f"max_bias is {self.max_bias}; a finite number above 0 is required."
             )
@@ -79,6 +79,7 @@ class Alibi(Biasing):
 
     def values(self, offsets: Tensor) -> Tensor:
         """Return `[num_heads, ...]`, the bias at differences `[..., axes]` in cells; float32, or float64 in float64."""
+        check_points(offsets, None, "offsets")
         far = distances(
             offsets.to(torch.promote_types(torch.float32, offsets.dtype)), self.spec.metric
         )

@@ -8,15 +8,19 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from visionpos.encodings.doors import Dims, Rotary
 from visionpos.errors import PositionError
 from visionpos.geometry.bands import Spacing
-from visionpos.geometry.coords import CoordSpec
-from visionpos.geometry.fields import check_choice, check_fields
+from visionpos.geometry.coords import CoordSpec, coordinates
+from visionpos.geometry.fields import check_fields
 from visionpos.geometry.freqs import Bands, Order
-from visionpos.geometry.layout import WORDS, AngleUnit, Layout
-from visionpos.geometry.rotation import Pairing
+from visionpos.geometry.lattice import owned_waves
+from visionpos.geometry.layout import AngleUnit, Layout
+from visionpos.geometry.ranges import check_max_freq, check_periods, check_theta
+from visionpos.geometry.rotation import Pairing, Rotation
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
+
+    from visionpos.geometry.grid import Grid
 
 _FULL_TURN = 6.283185307179586
 
@@ -63,17 +67,16 @@ class AxialRopeSpec:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        for name, allowed in WORDS.items():
-            check_choice(name, getattr(self, name), allowed)
         self._check_values()
         self._check_company()
 
     def _check_values(self) -> None:
         """Refuse values that are wrong by themselves."""
-        if not 0 < self.theta < float("inf"):
-            raise PositionError(
-                f"theta is {self.theta}; a finite ladder base above 0 is required (100 or 10000 are usual)."
-            )
+        check_theta(self.theta)
+        if self.periods is not None:
+            check_periods(*self.periods)
+        if self.max_freq is not None:
+            check_max_freq(self.max_freq)
         if self.pairing == "adjacent_tiled":
             raise PositionError(
                 "pairing is 'adjacent_tiled', which is no rotation; it must be 'half', 'adjacent' or 'half_per_axis'. "
@@ -98,16 +101,6 @@ class AxialRopeSpec:
         if self.periods is not None and self.max_freq is not None:
             raise PositionError(
                 f"periods {self.periods} cannot be combined with max_freq {self.max_freq}; drop one of them."
-            )
-        if not 0 < self.theta < float("inf"):
-            raise PositionError(
-                f"theta is {self.theta}; a finite ladder base above 0 is required (100 or 10000 are usual)."
-            )
-        if self.pairing == "adjacent_tiled":
-            raise PositionError(
-                "pairing is 'adjacent_tiled', which is no rotation; it must be 'half', 'adjacent' or "
-                "'half_per_axis'. For "
-                "V-JEPA 2's released weights say legacy_tiling=True."
             )
         if self.legacy_tiling and self.pairing != "adjacent":
             raise PositionError(
@@ -187,6 +180,21 @@ class AxialRope(Rotary):
     def freqs(self, layer: int = 0, *, device: torch.device | None = None) -> Tensor:  # noqa: ARG002 (all layers alike)
         """Return `[axes, pairs]` float32, rebuilt from the spec."""
         return self.layout.freqs(device=device)
+
+    def forward(
+        self,
+        grid: Grid,
+        *,
+        layer: int = 0,
+        device: torch.device | None = None,
+        generator: torch.Generator | None = None,
+    ) -> Rotation:
+        """Return the Rotation of a grid; see `Rotary`. Unperturbed, the waves of its sides are enough."""
+        if self.training and self.coords.augments:
+            return super().forward(grid, layer=layer, device=device, generator=generator)
+        cells = coordinates(grid, self.coords, device=device)
+        cos, sin = owned_waves(cells, grid, self.freqs(device=cells.device))
+        return Rotation(cos, sin, self.pairing, self.coords.axes)
 
     def check_periods(self, periods: Tensor) -> float:
         """Return how far the periods stored in a checkpoint lie from this encoding's, as a share of them.

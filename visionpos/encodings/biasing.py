@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from visionpos.encodings.guard import Guarded
 from visionpos.errors import PositionError
+from visionpos.geometry.places import check_points
 from visionpos.geometry.precision import full_precision
 from visionpos.geometry.relative import distinct_offsets, relative_index
 
@@ -22,7 +24,7 @@ if TYPE_CHECKING:
     from visionpos.geometry.grid import Grid
 
 
-class Biasing(nn.Module, ABC):
+class Biasing(Guarded, ABC):
     """An encoding that adds a function of coordinate differences to attention logits.
 
     `values` is that function; `forward` is its dense rendering, evaluated once for each distinct difference of a grid.
@@ -46,14 +48,29 @@ class Biasing(nn.Module, ABC):
         """
         return self.values(distinct_offsets(grid, device=self.home(device)))
 
-    def between(self, queries: Tensor, keys: Tensor) -> Tensor:
+    def between(self, queries: Tensor, keys: Tensor, **where: Any) -> Tensor:
         """Return `[num_heads, ..., n, m]` at any coordinates: dropped tokens, strided queries, packed images.
 
         Args:
             queries: `[..., n, axes]` coordinates in cells.
             keys: `[..., m, axes]`.
+            where: what `values` of this encoding takes beside differences: a window_hw, an extent, a layer.
+
+        Raises:
+            PositionError: if the two have other axes, or (on the CPU) hold NaN or infinity.
         """
-        return self.values(queries.unsqueeze(-2) - keys.unsqueeze(-3))
+        check_points(queries, None, "queries")
+        check_points(keys, queries.shape[-1], "keys")
+        if min(queries.ndim, keys.ndim) < 2:
+            raise PositionError(
+                f"queries have shape {tuple(queries.shape)} and keys {tuple(keys.shape)}; [..., n, axes] and [..., m, "
+                "axes] are required. Use unsqueeze(0) for a single token."
+            )
+        # Differences in float32 or better: half precision would round those of far cells.
+        q, k = (x.to(torch.promote_types(torch.float32, x.dtype)) for x in (queries, keys))
+        values: Any = self.values
+        found: Tensor = values(q.unsqueeze(-2) - k.unsqueeze(-3), **where)
+        return found
 
     def forward(self, grid: Grid, *, prefix: int = 0, device: torch.device | None = None) -> Tensor:
         """Return the bias of every pair of tokens, `[num_heads, prefix + n, prefix + n]`: it grows as n x n.
@@ -70,8 +87,7 @@ class Biasing(nn.Module, ABC):
 
     def dense(self, table: Tensor, grid: Grid, *, prefix: int = 0) -> Tensor:
         """Return `[num_heads, prefix + n, prefix + n]` from the `distinct` values of a grid."""
-        if prefix < 0:
-            raise PositionError(f"prefix is {prefix}; a token count of at least 0 is required.")
+        check_prefix(prefix)
         index = relative_index(grid, device=table.device)
         if prefix:
             own = self.prefix_values()
@@ -89,6 +105,7 @@ class Biasing(nn.Module, ABC):
         weight = next(self.parameters(), None)
         if weight is None or device is None:
             return device if weight is None else weight.device
+        device = torch.device(device)  # a name, as torch takes it, too
         # "cuda" and "cuda:0" are one device.
         if device.type != weight.device.type or device.index not in (None, weight.device.index):
             raise PositionError(
@@ -97,7 +114,7 @@ class Biasing(nn.Module, ABC):
         return weight.device
 
 
-class QueryBiasing(nn.Module, ABC):
+class QueryBiasing(Guarded, ABC):
     """An encoding that adds to attention logits what a query and a coordinate difference say together."""
 
     spec: Any
@@ -108,7 +125,7 @@ class QueryBiasing(nn.Module, ABC):
         """Return `[b, num_heads, n, m]` for queries `[b, num_heads, n, head_dim]`; keys share the grid when None."""
 
 
-class Extending(nn.Module, ABC):
+class Extending(Guarded, ABC):
     """An encoding whose bias, a function of the query token and a coordinate difference, becomes channels of q and k.
 
     A plain dot product of the longer q and k then holds it, so no n x n tensor is ever built.
@@ -142,12 +159,29 @@ def check_flat(grid: Grid) -> None:
         )
 
 
+def check_prefix(prefix: int) -> None:
+    """Refuse a negative count of tokens without position.
+
+    Raises:
+        PositionError: naming it.
+    """
+    if prefix < 0:
+        raise PositionError(f"prefix is {prefix}; a token count of at least 0 is required.")
+
+
+def powered(far: Tensor, exponent: float | Tensor) -> Tensor:
+    """Return distances to a power above 0; the gradient at distance 0 is 0, where that of a root has no number."""
+    still = far == 0
+    return torch.where(still, 0.0, torch.where(still, 1.0, far) ** exponent)
+
+
 def check_offsets(offsets: Tensor, window: Grid) -> None:
-    """Refuse differences that a table of a window has no row for; not checked while compiling.
+    """Refuse differences that a table of a window has no row for; their values are not checked while compiling.
 
     Raises:
         PositionError: if offsets have not two axes, or one is not whole or reaches a side of the window.
     """
+    check_points(offsets, None, "offsets")
     if offsets.shape[-1] != 2:
         raise PositionError(
             f"offsets have {offsets.shape[-1]} axes; a table of differences needs 2: y, x."

@@ -10,10 +10,11 @@ from torch.nn import functional as F
 
 from visionpos.encodings.doors import Dims, Rotary
 from visionpos.errors import PositionError
-from visionpos.geometry.circle import circle_coords
+from visionpos.geometry.circle import check_circle, circle_coords
 from visionpos.geometry.coords import CoordSpec
 from visionpos.geometry.fields import check_choice, check_fields
 from visionpos.geometry.freqs import Order, angles
+from visionpos.geometry.ranges import check_theta
 from visionpos.geometry.rotation import PAIRINGS, PER_AXIS, Pairing
 from visionpos.geometry.sections import section_freqs
 
@@ -61,12 +62,13 @@ class CircleRopeSpec:
     def __post_init__(self) -> None:
         check_fields(self)
         check_choice("pairing", self.pairing, tuple(p for p in PAIRINGS if p not in PER_AXIS))
-        if len(self.sections) != 3 or self.coords.axes != 2:
+        if len(self.sections) != 3 or min(self.sections) < 1 or self.coords.axes != 2:
             raise PositionError(
-                f"sections are {self.sections} and coords have {self.coords.axes} axes; sections of t, y and x, and "
-                "two axes are required."
+                f"sections are {self.sections} and coords have {self.coords.axes} axes; sections of t, y and x of at "
+                "least 1 pair, and two axes are required."
             )
-        circle_coords(torch.zeros(1, 2), radius=self.radius, alpha=self.alpha)
+        check_theta(self.theta)
+        check_circle(self.radius, self.radius_scale, self.alpha)
 
 
 class CircleRope(Rotary):

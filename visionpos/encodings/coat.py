@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from visionpos.encodings.doors import Dims
+from visionpos.encodings.guard import Guarded
 from visionpos.encodings.sources import filled
 from visionpos.errors import PositionError
 from visionpos.geometry.fields import check_fields
@@ -49,7 +50,7 @@ class ConvRelativeSpec:
             )
 
 
-class ConvRelative(nn.Module):
+class ConvRelative(Guarded):
     """Depthwise convolutions over the map of values, multiplied by the queries.
 
     What enters attention: a term of its **output**, `[b, heads, n, head_dim]`, added to (scaled) attention times
@@ -120,7 +121,8 @@ class ConvRelative(nn.Module):
         )  # [b * t, heads * c, h, w]
         parts = maps.split([count * width for count in self.spec.heads], dim=1)
         seen = torch.cat([c(part) for c, part in zip(self.convs, parts, strict=True)], dim=1)
-        around = seen.reshape(b, grid.frames, heads, width, -1).permute(0, 2, 1, 4, 3)
+        cell = grid.height * grid.width  # said, not -1: an empty batch has any number of them
+        around = seen.reshape(b, grid.frames, heads, width, cell).permute(0, 2, 1, 4, 3)
         term = q[:, :, cells] * around.reshape(b, heads, grid.size, width)
         return nn.functional.pad(term, (0, 0, dims.prefix, dims.suffix)) if exempt else term
 

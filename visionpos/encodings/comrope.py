@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 import torch
 from torch import nn
 
-from visionpos.encodings.doors import Dims, Turning
+from visionpos.encodings.doors import Dims, Turning, check_points
+from visionpos.encodings.sources import check_form, required_entry, source_entry
 from visionpos.errors import PositionError
 from visionpos.geometry.blocks import BlockTurn, exponential, skew
 from visionpos.geometry.coords import CoordSpec
 from visionpos.geometry.fields import check_fields
+from visionpos.geometry.precision import wide
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -47,7 +49,7 @@ class ComropeSpec:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        if self.block < 2 or not 0 <= self.std < math.inf:
+        if self.block < 2 or self.std < 0:
             raise PositionError(
                 f"block is {self.block} and std {self.std}; a block of at least 2 channels and a finite std of at "
                 "least 0 are required."
@@ -116,9 +118,10 @@ class Comrope(Turning):
             raise PositionError(
                 f"layer is {layer}; the encoding has {self.dims.depth} layers, counted from 0."
             )
+        check_points(coords, self.spec.coords.axes, "coords")
         bases = skew(self.generators[layer], self.spec.block).unsqueeze(1)
         # How far along its generator every block is: [..., n, blocks].
-        reach = (coords.unsqueeze(-1) * self._shares(layer, coords)).sum(-2)
+        reach = (wide(coords).unsqueeze(-1) * self._shares(layer, coords)).sum(-2)
         return BlockTurn(exponential(reach.unsqueeze(-3)[..., None, None] * bases))
 
     def _shares(self, layer: int, coords: Tensor) -> Tensor:
@@ -138,11 +141,17 @@ class Comrope(Turning):
 
         Returns:
             `generators [heads, blocks, entries]` and `multiplier [axes, blocks]`; stack the layers.
+
+        Raises:
+            PositionError: if an entry is missing, ambiguous or of another shape.
         """
-        raw = state["freqs"]
+        raw = required_entry(state, "freqs")
+        check_form(raw, "freqs", ("heads", 1, "blocks", "block", "block"))
         size = raw.shape[-1]
         rows, columns = torch.triu_indices(size, size, offset=1, device=raw.device)
         own = {"generators": (raw - raw.mT)[:, 0, ..., rows, columns]}
-        if "multiplier" in state:
-            own["multiplier"] = state["multiplier"][0, :, :, 0, 0]
+        multiplier = source_entry(state, "multiplier")
+        if multiplier is not None:
+            check_form(multiplier, "multiplier", (1, "axes", raw.shape[2], 1, 1))
+            own["multiplier"] = multiplier[0, :, :, 0, 0]
         return own

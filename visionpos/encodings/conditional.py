@@ -15,7 +15,7 @@ from torch import nn
 from visionpos.encodings.doors import Conditional, Dims
 from visionpos.encodings.sources import filled
 from visionpos.errors import PositionError
-from visionpos.geometry.fields import check_choice, check_fields
+from visionpos.geometry.fields import check_fields
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -72,22 +72,12 @@ class PegSpec:
                 f"after is {self.after!r} and before {self.before!r}; exactly one of the two is required. Set "
                 "the other to None."
             )
-        given: object = self.after
-        if isinstance(given, list):
-            object.__setattr__(self, "after", tuple(given))
-        elif not isinstance(given, (tuple, str, type(None))):
-            raise PositionError(
-                f"after is {given!r}; block indices such as (0,), or 'stage', are required."
-            )
         if isinstance(self.after, tuple) and (
             not self.after or min(self.after) < 0 or list(self.after) != sorted(set(self.after))
         ):
             raise PositionError(
                 f"after is {self.after}; block indices from 0, rising, each once, are required."
             )
-        if isinstance(self.after, str):
-            check_choice("after", self.after, ("stage",))
-        check_choice("before", self.before, ("stage", "block", "branch", "layer", None))
 
     def slots(self, depth: int) -> int:
         """Return how many convolutions a model of `depth` blocks has."""

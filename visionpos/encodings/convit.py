@@ -10,9 +10,11 @@ import torch
 from torch import nn
 
 from visionpos.encodings.doors import Dims
+from visionpos.encodings.guard import Guarded
 from visionpos.encodings.sources import filled
 from visionpos.errors import PositionError
 from visionpos.geometry.fields import check_fields
+from visionpos.geometry.places import check_points
 from visionpos.geometry.relative import distinct_offsets, relative_index
 
 if TYPE_CHECKING:
@@ -43,13 +45,11 @@ class GpsaSpec:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        if not 0 < self.locality < float("inf") or not abs(self.gate) < float("inf"):
-            raise PositionError(
-                f"locality is {self.locality} and gate {self.gate}; finite numbers are required, locality above 0."
-            )
+        if self.locality <= 0:
+            raise PositionError(f"locality is {self.locality}; a number above 0 is required.")
 
 
-class Gpsa(nn.Module):
+class Gpsa(Guarded):
     """Position-only attention `softmax(w . (dx, dy, d^2) + b)` and the gate that mixes it in.
 
     What enters attention: **probabilities, after the softmax**. With g = sigmoid(gating) a head attends by
@@ -98,6 +98,7 @@ class Gpsa(nn.Module):
 
     def values(self, offsets: Tensor) -> Tensor:
         """Return `[heads, ...]`, the position logits at differences `[..., 2]` (y, x), query minus key, in cells."""
+        check_points(offsets, 2, "offsets")
         away = -offsets.to(torch.promote_types(torch.float32, offsets.dtype))  # key minus query
         features = torch.cat([away.flip(-1), away.square().sum(-1, keepdim=True)], dim=-1)
         dtype = torch.promote_types(features.dtype, self.weight.dtype)

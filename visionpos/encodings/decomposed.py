@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal, Self
 import torch
 from torch import nn
 
+from visionpos.encodings.biasing import check_prefix
 from visionpos.encodings.doors import Dims, QueryBiasing
 from visionpos.encodings.sources import required_entry, sides, start
 from visionpos.errors import PositionError
@@ -54,7 +55,7 @@ class DecomposedBiasSpec:
         check_fields(self)
         sides("extent", self.extent, axes=3 if len(self.extent) == 3 else 2)
         recipe_of(self.recipe)
-        if not self.std >= 0:
+        if self.std < 0:
             raise PositionError(f"std is {self.std}; a number of at least 0 is required.")
 
 
@@ -120,8 +121,10 @@ class DecomposedBias(QueryBiasing):
             prefix: leading tokens without position, in q and in k.
 
         Raises:
-            PositionError: if q does not have the grid's tokens, or a grid has other axes than the tables.
+            PositionError: if q is no batch of the grid's tokens, prefix is negative, or a grid has other axes than the
+                tables.
         """
+        check_prefix(prefix)
         axes = len(self.tables)
         keys = grid if keys is None else keys
         for name, lattice in (("grid", grid), ("keys", keys)):
@@ -130,6 +133,11 @@ class DecomposedBias(QueryBiasing):
                     f"{name} {lattice.shape} (t, y, x) has frames and the tables are (y, x); one table an axis is "
                     "required. Give extent a side for t."
                 )
+        if q.ndim != 4:
+            raise PositionError(
+                f"q has shape {tuple(q.shape)}; [b, num_heads, tokens, head_dim] is required. Use unsqueeze(0) for one "
+                "sample."
+            )
         if q.shape[-2] != prefix + grid.size or q.shape[-1] != self.dims.channels:
             raise PositionError(
                 f"q has {q.shape[-2]} tokens of {q.shape[-1]} channels; prefix {prefix} + grid {grid.shape} and "

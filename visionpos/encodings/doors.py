@@ -9,10 +9,9 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from torch import nn
-
 from visionpos.encodings.additive import Additive, blanked, check_device, check_points
 from visionpos.encodings.biasing import Biasing, Extending, QueryBiasing
+from visionpos.encodings.guard import Guarded
 from visionpos.encodings.rotary import Rotary, Turning
 from visionpos.errors import PositionError
 from visionpos.geometry.fields import check_fields
@@ -91,7 +90,7 @@ class Dims:
         return self.embed_dim // self.num_heads if self.head_dim is None else self.head_dim
 
 
-class Conditional(nn.Module, ABC):
+class Conditional(Guarded, ABC):
     """An encoding that makes position out of the tokens themselves, between blocks."""
 
     spec: Any

@@ -12,8 +12,10 @@ from torch import nn
 from visionpos.encodings.doors import Additive, Dims, blanked, check_device, check_points
 from visionpos.encodings.sources import filled, required_entry, sides, source_entry
 from visionpos.errors import PositionError
-from visionpos.geometry.fields import check_fields
+from visionpos.geometry.fields import check_choice, check_fields
 from visionpos.geometry.grid import Grid
+from visionpos.geometry.places import check_whole
+from visionpos.geometry.points import readable
 from visionpos.geometry.recipes import recipe_of
 from visionpos.geometry.resample import resample, sample_table
 
@@ -76,19 +78,8 @@ class FactorizedSpec:
         check_fields(self)
         sides("table_hw", self.table_hw)
         recipe_of(self.recipe)
-        for name, allowed in (
-            ("coords", ("absolute", "fractional")),
-            ("combine", ("add", "product", "stack")),
-            ("axis_order", ((0, 1), (1, 0))),
-            ("aspect", ("stretch", "square")),
-            ("start", ("normal", "uniform")),
-        ):
-            value = getattr(self, name)
-            if value not in allowed:
-                raise PositionError(
-                    f"{name} is {value!r}; it must be one of {', '.join(map(repr, allowed))}."
-                )
-        if self.offset < 0 or not self.std >= 0:
+        check_choice("axis_order", self.axis_order, ((0, 1), (1, 0)))
+        if self.offset < 0 or self.std < 0:
             raise PositionError(
                 f"offset is {self.offset} and std {self.std}; numbers of at least 0 are required."
             )
@@ -178,11 +169,13 @@ class Factorized(Additive):
 
         Raises:
             PositionError: if shapes do not match, the extent is missing, or (on the CPU) a coordinate is not finite or
-                past the tables. On an accelerator an index past the tables is a device assert.
+                past the tables, or between entries when absolute. On an accelerator an index past the tables is a
+                device assert.
         """
         points = coords_yx if valid is None else blanked(coords_yx, valid)
         check_points(points, 2, "coords_yx", extent=extent_hw)
         if self.spec.coords == "absolute":
+            check_whole(points, "coords_yx")
             y, x = (self._looked_up(points[..., axis], axis) for axis in (0, 1))
         else:
             y, x = self._sampled(points, extent_hw)
@@ -199,18 +192,20 @@ class Factorized(Additive):
                     "absolute tables end there. Use a smaller image, longer tables, or coords='fractional'."
                 )
             return table[spec.offset : spec.offset + side]
+        extent_hw = (longer, 1) if spec.aspect == "square" else None
+        if recipe_of(spec.recipe).boundaries != "exact" and extent_hw is None:
+            extent_hw = (side, 1)  # the source misplaces entries of a table's own length too
         return resample(
             table,
             source=Grid(table.shape[0], 1),
             target=Grid(side, 1),
             recipe=spec.recipe,
-            extent_hw=(longer, 1) if spec.aspect == "square" else None,
+            extent_hw=extent_hw,
         )
 
     def _looked_up(self, index: Tensor, axis: int) -> Tensor:
         table, entry = (self.rows, self.columns)[axis], index.round().long() + self.spec.offset
-        on_cpu = entry.device.type == "cpu" and not torch.compiler.is_compiling()
-        if on_cpu and bool(((entry < 0) | (entry >= table.shape[0])).any()):
+        if readable(entry) and bool(((entry < 0) | (entry >= table.shape[0])).any()):
             raise PositionError(
                 f"coords_yx reach from entry {int(entry.min())} to {int(entry.max())} of axis {axis} and the table has "
                 f"{table.shape[0]}; cells inside it are required. Mask padding out with valid=."
@@ -267,12 +262,17 @@ class Factorized(Additive):
         Raises:
             PositionError: if an entry is missing or of another shape.
         """
-        both = source_entry(state, "position_embedding_table")
-        if both is not None:
+        if source_entry(state, "position_embedding_table") is not None:
+            both = required_entry(state, "position_embedding_table", ranks=(3,))
+            if both.shape[0] != 2:
+                raise PositionError(
+                    f"state holds position_embedding_table of shape {tuple(both.shape)}; (2, n, d), columns first, is "
+                    "required. Pass the entry as its source wrote it."
+                )
             own = {"rows": both[1], "columns": both[0]}
         else:
             own = {
-                "rows": required_entry(state, *_ROWS).flatten(0, -2),
-                "columns": required_entry(state, *_COLUMNS).flatten(0, -2),
+                "rows": required_entry(state, *_ROWS, ranks=(2, 3)).flatten(0, -2),
+                "columns": required_entry(state, *_COLUMNS, ranks=(2, 3)).flatten(0, -2),
             }
         return filled(cls(spec, dims), own, source="the state dict")

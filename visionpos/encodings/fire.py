@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 import torch
 from torch import nn
@@ -14,6 +14,8 @@ from visionpos.encodings.doors import Biasing, Dims
 from visionpos.encodings.sources import filled, required_entry
 from visionpos.errors import PositionError
 from visionpos.geometry.fields import check_fields
+from visionpos.geometry.grid import is_whole
+from visionpos.geometry.places import check_points
 from visionpos.geometry.relative import Metric, distances, distinct_offsets
 
 if TYPE_CHECKING:
@@ -53,8 +55,7 @@ class FireSpec:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        numbers = (self.threshold, self.warp)
-        if not all(0 < number < math.inf for number in numbers) or self.hidden < 1:
+        if min(self.threshold, self.warp) <= 0 or self.hidden < 1:
             raise PositionError(
                 f"threshold is {self.threshold}, warp {self.warp} and hidden {self.hidden}; finite numbers above 0 and "
                 "a width of at least 1 are required."
@@ -118,15 +119,17 @@ class Fire(Biasing):
             extent: sides of the grid, (t,) y, x: what "extent" measures against.
 
         Raises:
-            PositionError: if "extent" is given no grid.
+            PositionError: if "extent" is given no sides of a grid, or (on the CPU) a difference is not finite.
         """
+        check_points(offsets, None, "offsets")
         reach = 0.0
         if self.spec.reach == "extent":
             if extent is None:
                 raise PositionError(
-                    "extent is None; reach 'extent' measures distance against the grid. Pass its sides, or use reach "
-                    "'threshold'."
+                    "extent is None; reach 'extent' measures distance against the grid. Pass extent=, its sides, to "
+                    "values() or between(), or use reach 'threshold'."
                 )
+            _check_extent(extent)
             reach = _longest(extent, self.spec.metric)
         wide = offsets.to(torch.promote_types(torch.float32, self.warp.dtype))
         inputs = self.inputs(distances(wide, self.spec.metric), reach=reach).unsqueeze(-1)
@@ -155,6 +158,15 @@ class Fire(Biasing):
             "threshold": multiplier * length,
         }
         return filled(cls(spec, dims), found, source="FIRE")
+
+
+def _check_extent(extent: Any) -> None:
+    """Refuse what is not the sides of a grid."""
+    listed = isinstance(extent, (tuple, list)) and 1 <= len(extent) <= 3
+    if not listed or not all(map(is_whole, extent)):
+        raise PositionError(
+            f"extent is {extent!r}; the sides of the grid, whole numbers of at least 1 ordered (t,) y, x, are required."
+        )
 
 
 def _longest(extent: tuple[int, ...], metric: Metric) -> float:

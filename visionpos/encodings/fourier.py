@@ -12,10 +12,12 @@ from torch import nn
 from visionpos.encodings.doors import Additive, Dims, check_device, check_points
 from visionpos.encodings.sources import filled, required_entry
 from visionpos.errors import PositionError
-from visionpos.geometry.augment import augment
+from visionpos.geometry.augment import augment, repeated
 from visionpos.geometry.coords import CoordSpec, coordinates
 from visionpos.geometry.fields import check_fields
 from visionpos.geometry.freqs import angles, axial_freqs, gaussian_freqs, on_axis
+from visionpos.geometry.lattice import lattice_angles
+from visionpos.geometry.ranges import check_sigma
 from visionpos.geometry.waves import waves
 
 if TYPE_CHECKING:
@@ -47,6 +49,8 @@ _FILLINGS: dict[str, _Filling] = {
     "nerf_paper": _Filling("centred", "interleaved", x_first=True),
     "perceiver": _Filling("endpoint", "sin_cos"),
 }
+# Bands that double: 2 ** 96 leaves float32 room for pi and any coordinate.
+_MOST_BANDS = {"nerf": 96, "nerf_paper": 96}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,16 +90,17 @@ class FourierSpec:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        if self.dialect not in _FILLINGS:
+        if self.coords is not None and self.coords.axes != self.axes:
             raise PositionError(
-                f"dialect is {self.dialect!r}; it must be one of {', '.join(_FILLINGS)}."
+                f"axes is {self.axes} and coords {self.coords}; the same axes in both are required."
             )
-        if self.axes not in (2, 3) or (self.coords is not None and self.coords.axes != self.axes):
+        check_sigma(self.sigma)
+        most = _MOST_BANDS.get(self.dialect)
+        if self.bands is not None and (self.bands < 1 or (most and self.bands > most)):
             raise PositionError(
-                f"axes is {self.axes} and coords {self.coords}; 2 or 3 axes, the same in both, are required."
+                f"bands is {self.bands} in dialect {self.dialect!r}; at least 1 is required"
+                + (f", and at most {most}: more overflow float32." if most else ".")
             )
-        if self.bands is not None and self.bands < 1:
-            raise PositionError(f"bands is {self.bands}; at least 1 is required.")
         random = _FILLINGS[self.dialect].random
         if not random and self.bands is None:
             raise PositionError(
@@ -189,7 +194,8 @@ class Fourier(Additive):
         if weight is not None:
             check_device(weight, device)
             device = weight.device
-        return self._code(self.points(grid, device=device, generator=generator))
+        points = self.points(grid, device=device, generator=generator)
+        return self._code(points, lattice_angles(points, grid, self.freqs(points.device)))
 
     def points(
         self,
@@ -200,21 +206,10 @@ class Fourier(Additive):
         draws: int | None = None,
     ) -> Tensor:
         """Return `[n, axes]`, where the tokens of a grid are, perturbed in training; `[draws, n, axes]` for `at`."""
-        still = self._still(grid, device)
+        still = coordinates(grid, self.coords, device=device)
         if not self.training:
-            return still
+            return repeated(still, draws)
         return augment(still, self.coords, draws=draws, generator=generator)
-
-    def _still(self, grid: Grid, device: torch.device | None) -> Tensor:
-        if self.coords != CoordSpec(unit="endpoint", axes=self.spec.axes):
-            return coordinates(grid, self.coords, device=device)
-        # The same numbers to a rounding, by arithmetic: torch.compile makes a new linspace for every size.
-        index = coordinates(grid, CoordSpec(axes=self.spec.axes), device=device)
-        lanes = [
-            index[:, axis] * (2.0 / max(side - 1, 1)) - 1.0
-            for axis, side in enumerate(grid.shape[3 - self.spec.axes :])
-        ]
-        return torch.stack(lanes, dim=-1)
 
     def at(self, points: Tensor) -> Tensor:
         """Return the code at any points, `[..., embed_dim]`.
@@ -226,7 +221,8 @@ class Fourier(Additive):
             PositionError: if points are of another rank or not finite.
         """
         check_points(points, self.spec.axes, "points")
-        return self._code(points)
+        turns = angles(points.unsqueeze(-2), self.freqs(points.device)).squeeze(-2)
+        return self._code(points, turns)
 
     def freqs(self, device: torch.device | None = None) -> Tensor:
         """Return `[axes, pairs]` radians a coordinate unit, float32."""
@@ -262,9 +258,8 @@ class Fourier(Additive):
             return max((self.dims.embed_dim - plain) // 2, 1)
         return spec.bands if _FILLINGS[spec.dialect].random else spec.bands * spec.axes
 
-    def _code(self, points: Tensor) -> Tensor:
+    def _code(self, points: Tensor, turns: Tensor) -> Tensor:
         filling, axes = _FILLINGS[self.spec.dialect], self.spec.axes
-        turns = angles(points.unsqueeze(-2), self.freqs(points.device)).squeeze(-2)
         if filling.by_axis:
             code = waves(turns, filling.waves)
         else:
@@ -293,6 +288,8 @@ class Fourier(Additive):
         Raises:
             PositionError: if the entry is missing or of another shape.
         """
-        turns = required_entry(state, "positional_encoding_gaussian_matrix", "positional_embedding")
+        turns = required_entry(
+            state, "positional_encoding_gaussian_matrix", "positional_embedding", ranks=(2,)
+        )
         own = {"frequencies": turns.flip(0) * (2.0 * math.pi)}
         return filled(cls(spec, dims), own, source="segment-anything")

@@ -12,6 +12,7 @@ from visionpos.encodings.doors import Dims, Rotary
 from visionpos.geometry.bands import Directions, golden_freqs
 from visionpos.geometry.coords import CoordSpec
 from visionpos.geometry.fields import check_choice, check_fields
+from visionpos.geometry.ranges import check_speeds
 from visionpos.geometry.rotation import PAIRINGS, PER_AXIS, Pairing
 
 if TYPE_CHECKING:
@@ -52,6 +53,7 @@ class GoldenRopeSpec:
     def __post_init__(self) -> None:
         check_fields(self)
         check_choice("pairing", self.pairing, tuple(p for p in PAIRINGS if p not in PER_AXIS))
+        check_speeds(self.slowest, self.fastest, self.still)
 
 
 class GoldenRope(Rotary):

@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING, ClassVar, Literal, Self
 import torch
 from torch import nn
 
+from visionpos.encodings.biasing import powered
 from visionpos.encodings.doors import Biasing, Dims
 from visionpos.encodings.sources import required_entry
 from visionpos.errors import PositionError
 from visionpos.geometry.fields import check_fields
+from visionpos.geometry.places import check_points
 from visionpos.geometry.relative import Metric, distances
 
 if TYPE_CHECKING:
@@ -106,11 +108,12 @@ class Kerple(Biasing):
 
     def values(self, offsets: Tensor) -> Tensor:
         """Return `[num_heads, ...]`, the bias at differences `[..., axes]` in cells."""
+        check_points(offsets, None, "offsets")
         dtype = torch.promote_types(torch.float32, self.raw_p.dtype)
         far = distances(offsets.to(dtype), self.spec.metric)
         shape = (-1, *[1] * far.ndim)
         p, a = self.p().to(dtype).view(shape), self.a().to(dtype).view(shape)
-        bias = -p * (1.0 + a * far).log() if self.spec.form == "log" else -a * far**p
+        bias = -p * (1.0 + a * far).log() if self.spec.form == "log" else -a * powered(far, p)
         return bias.to(self.raw_p.dtype)
 
     @classmethod

@@ -76,10 +76,9 @@ class LearnableFourierSpec:
                 f"groups is {self.groups} for {self.coords.axes} axes; the axes must share out evenly. Use 1, or one "
                 "group an axis."
             )
-        if self.gamma_is not in _DEVIATIONS or not 0 < self.gamma < math.inf:
+        if self.gamma <= 0:
             raise PositionError(
-                f"gamma is {self.gamma}, read as {self.gamma_is!r}; a finite number above 0, read as one of "
-                f"{', '.join(_DEVIATIONS)}, is required."
+                f"gamma is {self.gamma}, read as {self.gamma_is!r}; a number above 0 is required."
             )
 
 
@@ -118,7 +117,9 @@ class LearnableFourier(Additive):
             raise PositionError(
                 f"embed_dim is {dims.embed_dim} for {spec.groups} groups; whole channels a group are required."
             )
-        drawn = torch.empty(spec.coords.axes // spec.groups, spec.features // 2)
+        # Drawn and kept in float32, whatever the default dtype: half precision would round whole turns away.
+        shape = (spec.coords.axes // spec.groups, spec.features // 2)
+        drawn = torch.empty(shape, dtype=torch.float32)
         deviation = _DEVIATIONS[spec.gamma_is](spec.gamma)
         self.frequencies = nn.Parameter(nn.init.normal_(drawn, std=deviation, generator=generator))
         self.enter = nn.Linear(spec.features, spec.hidden)
@@ -187,7 +188,7 @@ class LearnableFourier(Additive):
         Raises:
             PositionError: if an entry is missing or of another shape.
         """
-        frequencies = required_entry(state, "Wr", "Wr.weight").mT
+        frequencies = required_entry(state, "Wr", "Wr.weight", ranks=(2,)).mT
         own = {
             "frequencies": frequencies.flip(0) if x_first else frequencies,
             "enter.weight": required_entry(state, "mlp.0.weight"),

@@ -14,7 +14,7 @@ from visionpos.errors import PositionError
 from visionpos.geometry.fields import check_fields
 from visionpos.geometry.grid import Grid
 from visionpos.geometry.recipes import recipe_of
-from visionpos.geometry.resample import resample, sample_table
+from visionpos.geometry.resample import resample, same_grid, sample_table
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -60,20 +60,11 @@ class LearnedSpec:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        if len(tuple(self.grid_hw)) != 2:
-            raise PositionError(
-                f"grid_hw is {self.grid_hw}; two numbers, rows and columns, are required. Tables with frames are "
-                "SpatioTemporalSpec's."
-            )
         Grid(*self.grid_hw)
         recipe_of(self.recipe)
-        if self.prefix_rows < 0 or not self.std >= 0:
+        if self.prefix_rows < 0 or self.std < 0:
             raise PositionError(
                 f"prefix_rows is {self.prefix_rows} and std {self.std}; numbers of at least 0 are required."
-            )
-        if self.aspect not in ("stretch", "square"):
-            raise PositionError(
-                f"aspect is {self.aspect!r}; it must be 'stretch' (each axis by its own scale) or 'square'."
             )
 
 
@@ -113,10 +104,10 @@ class LearnedTable(Additive):
 
     def prefix(self) -> Tensor:
         """Return `[prefix_rows, embed_dim]`, the rows that belong to no cell."""
-        return self.table[: self.spec.prefix_rows]
+        return self.table[: self.spec.prefix_rows].clone()
 
     def cells(self) -> Tensor:
-        """Return `[height * width, embed_dim]`, the rows of the training grid."""
+        """Return `[height * width, embed_dim]`, the rows of the training grid: a view of the parameter."""
         return self.table[self.spec.prefix_rows :]
 
     def forward(self, grid: Grid, *, device: torch.device | None = None) -> Tensor:
@@ -127,16 +118,22 @@ class LearnedTable(Additive):
         """
         check_device(self.table, device)
         flat = Grid(grid.height, grid.width)
-        own = flat == self.grid  # served as it is, whatever the aspect
-        square = self.spec.aspect == "square" and not own
+        own = same_grid(self.grid, flat)  # served as it is, whatever the aspect
+        extent_hw = None
+        if self.spec.aspect == "square" and not own:
+            extent_hw = (max(grid.height, grid.width),) * 2
+        elif recipe_of(self.spec.recipe).boundaries != "exact":
+            extent_hw = (grid.height, grid.width)  # the source misplaces cells of its own grid too
         rows = resample(
             self.cells(),
             source=self.grid,
             target=flat,
             recipe=self.spec.recipe,
-            extent_hw=(max(grid.height, grid.width),) * 2 if square else None,
+            extent_hw=extent_hw,
         )
-        return rows.repeat(grid.frames, 1) if grid.frames > 1 else rows
+        if grid.frames > 1:
+            return rows.repeat(grid.frames, 1)
+        return rows.clone() if own else rows  # an edit of the result must not reach the parameter
 
     def at(
         self,
@@ -151,20 +148,21 @@ class LearnedTable(Additive):
 
         Args:
             coords_yx: `[..., n, 2]` in cells of a lattice; whole numbers are its cell centres.
-            extent_hw: how many of those cells span the whole table; a tensor `[..., 2]` gives every sample its own.
+            extent_hw: how many of those cells span the whole table, under "square" those of its grid, as in `forward`;
+                a tensor `[..., 2]` gives every sample its own.
             valid: `[..., n]`, True where there is a token; the others get zeros, whatever their coordinates.
 
         Returns:
             `[..., n, embed_dim]`.
 
         Raises:
-            PositionError: if shapes do not match, the extent is not positive, or (on the CPU, where the check costs no
-                wait) a point is not finite or outside the lattice.
+            PositionError: if shapes do not match, the extent is not two sides above 0, or (on the CPU, where the check
+                costs no wait) a point is not finite or outside the lattice.
         """
         points = coords_yx if valid is None else blanked(coords_yx, valid)
         check_points(points, 2, "coords_yx", extent=extent_hw)
         if self.spec.aspect == "square":
-            extent_hw = _squared(extent_hw)
+            extent_hw = _squared(extent_hw, self.spec.grid_hw)
         rows = sample_table(
             self.cells(), points, source=self.grid, extent_hw=extent_hw, recipe=self.spec.recipe
         )
@@ -191,13 +189,17 @@ class LearnedTable(Additive):
         Raises:
             PositionError: if the entry is missing, ambiguous, or has other rows than the spec says.
         """
-        table = required_entry(state, *_NAMES)
+        ranks = (2, 3, 4) if channels == "last" else (3, 4)
+        table = required_entry(state, *_NAMES, ranks=ranks)
         rows = (table if channels == "last" else table.movedim(-3, -1)).flatten(0, -2)
         return filled(cls(spec, dims), {"table": rows}, source="the state dict")
 
 
-def _squared(extent_hw: tuple[float, float] | Tensor) -> tuple[float, float] | Tensor:
-    """Return the extent of the square over the longer side."""
+def _squared(
+    extent_hw: tuple[float, float] | Tensor, own_hw: tuple[int, int]
+) -> tuple[float, float] | Tensor:
+    """Return the extent of the square over the longer side; the trained grid's own is kept."""
     if isinstance(extent_hw, torch.Tensor):
-        return extent_hw.amax(-1, keepdim=True).expand_as(extent_hw)
-    return (max(extent_hw), max(extent_hw))
+        own = (extent_hw == extent_hw.new_tensor(own_hw)).all(-1, keepdim=True)
+        return torch.where(own, extent_hw, extent_hw.amax(-1, keepdim=True))
+    return extent_hw if tuple(extent_hw) == tuple(own_hw) else (max(extent_hw), max(extent_hw))

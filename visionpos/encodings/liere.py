@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 import torch
 from torch import nn
 
-from visionpos.encodings.doors import Dims, Turning
+from visionpos.encodings.doors import Dims, Turning, check_points
+from visionpos.encodings.sources import check_form
 from visionpos.errors import PositionError
 from visionpos.geometry.blocks import BlockTurn, exponential, skew
 from visionpos.geometry.coords import CoordSpec
 from visionpos.geometry.fields import check_fields
+from visionpos.geometry.precision import wide
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -46,7 +48,7 @@ class LiereSpec:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        if (self.block is not None and self.block < 2) or not 0 <= self.start < math.inf:
+        if (self.block is not None and self.block < 2) or self.start < 0:
             raise PositionError(
                 f"block is {self.block} and start {self.start}; a block of at least 2 channels, or None, and a finite "
                 "start of at least 0 are required."
@@ -121,8 +123,9 @@ class Liere(Turning):
             raise PositionError(
                 f"layer is {layer}; the encoding has {self.dims.depth} layers, counted from 0."
             )
+        check_points(coords, self.spec.coords.axes, "coords")
         bases = skew(self.generators[layer if self.layerwise else 0], self.block)
-        weights = coords.unsqueeze(-3)[..., None, None, None]  # [..., 1, n, axes, 1, 1, 1]
+        weights = wide(coords).unsqueeze(-3)[..., None, None, None]  # [..., 1, n, axes, 1, 1, 1]
         return BlockTurn(exponential((weights * bases.unsqueeze(1)).sum(-4)))
 
     @staticmethod
@@ -132,7 +135,16 @@ class Liere(Turning):
         Args:
             raw: `[axes, layers, heads * blocks, block, block]`; heads outside, blocks inside.
             heads: heads that have generators of their own; 1 if the heads share them.
+
+        Raises:
+            PositionError: if raw has another shape, or no whole number of blocks a head.
         """
+        check_form(raw, "raw", ("axes", "layers", "heads * blocks", "block", "block"))
+        if heads < 1 or raw.shape[2] % heads:
+            raise PositionError(
+                f"heads is {heads} and raw has {raw.shape[2]} generators a layer; whole blocks a head are required. "
+                "Pass the heads of the model that wrote it, or 1 if they share."
+            )
         size = raw.shape[-1]
         rows, columns = torch.triu_indices(size, size, offset=1, device=raw.device)
         entries: Tensor = raw[..., rows, columns].unflatten(2, (heads, -1))

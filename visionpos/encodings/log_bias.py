@@ -15,6 +15,7 @@ from visionpos.encodings.sources import check_index, required_entry, sides, sour
 from visionpos.errors import PositionError
 from visionpos.geometry.fields import check_fields
 from visionpos.geometry.grid import Grid
+from visionpos.geometry.places import check_points
 from visionpos.geometry.relative import distinct_offsets
 
 if TYPE_CHECKING:
@@ -122,6 +123,7 @@ class LogBias(Biasing):
         Raises:
             PositionError: if offsets have not two axes, or "torchvision" is given no window.
         """
+        check_points(offsets, None, "offsets")
         if offsets.shape[-1] != 2:
             raise PositionError(f"offsets have {offsets.shape[-1]} axes; a log bias needs (y, x).")
         if self.spec.form == "cr":
@@ -129,8 +131,11 @@ class LogBias(Biasing):
         unit = self.spec.pretrained_window_hw or window_hw
         if unit is None:
             raise PositionError(
-                "window_hw is None; form 'torchvision' measures differences in units of the current window. Pass it."
+                "window_hw is None; form 'torchvision' measures differences in units of the current window. Pass "
+                "window_hw= to values() or between()."
             )
+        if not torch.compiler.is_compiling():  # where sides are symbols, they are a grid's
+            sides("window_hw", unit)
         # A side of 1 holds the difference 0 alone: any divisor will do.
         spans = [max(side - 1, 1) for side in unit]
         scaled = torch.stack([offsets[..., axis] / spans[axis] * 8 for axis in (0, 1)], dim=-1)
@@ -138,6 +143,7 @@ class LogBias(Biasing):
 
     def values(self, offsets: Tensor, *, window_hw: tuple[int, int] | None = None) -> Tensor:
         """Return `[num_heads, ...]`, the bias at differences `[..., 2]` (y, x), query minus key, in cells."""
+        check_points(offsets, None, "offsets")
         dtype = torch.promote_types(torch.float32, self.hidden.weight.dtype)
         inputs = self.coords(offsets.to(dtype), window_hw=window_hw)
         raw = through(through(inputs, self.hidden).relu(), self.out).movedim(-1, 0)
@@ -151,7 +157,7 @@ class LogBias(Biasing):
 
     def prefix_values(self) -> Tensor | None:
         """Return `[num_heads, 3]` where prefix tokens learn their own; None for zeros."""
-        return self.prefix_bias
+        return None if self.prefix_bias is None else self.prefix_bias.clone()
 
     @classmethod
     def from_source(
@@ -177,7 +183,8 @@ class LogBias(Biasing):
             PositionError: if an entry is missing or of another shape, or the index numbers pairs in another order.
         """
         if window_hw is not None:
-            check_index(source_entry(state, "relative_position_index"), Grid(*window_hw))
+            window = Grid(*sides("window_hw", window_hw))
+            check_index(source_entry(state, "relative_position_index"), window)
         module = cls(spec, dims)
         for layer, names in ((module.hidden, _HIDDEN), (module.out, _OUT)):
             for part, own in list(layer.named_parameters()):

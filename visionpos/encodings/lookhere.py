@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple
 
 import torch
 
+from visionpos.encodings.biasing import powered
 from visionpos.encodings.doors import Biasing, Dims
 from visionpos.errors import PositionError
 from visionpos.geometry.fields import check_choice, check_fields
+from visionpos.geometry.places import check_points
 from visionpos.geometry.relative import distances, distinct_offsets
 
 if TYPE_CHECKING:
@@ -90,7 +91,7 @@ class LookHereSpec:
                     f"views give {heads} heads to {name!r}; a multiple of 4 is required (or 2 for 'none' and 'zero')."
                 )
         slopes: tuple[float, ...] = (self.global_slope, *self.layer_slopes)
-        if len(slopes) != 3 or not all(0 < slope < math.inf for slope in slopes):
+        if min(slopes) <= 0:
             raise PositionError(
                 f"global_slope is {self.global_slope} and layer_slopes {self.layer_slopes}; three finite numbers above "
                 "0 are required: one for all, one for the first and one for the last layer."
@@ -146,11 +147,12 @@ class LookHere(Biasing):
 
     def values(self, offsets: Tensor, *, layer: int = 0) -> Tensor:
         """Return `[num_heads, ...]`, the bias of a layer at differences `[..., 2]` (y, x), query minus key."""
+        check_points(offsets, None, "offsets")
         if offsets.shape[-1] != 2:
             raise PositionError(f"offsets have {offsets.shape[-1]} axes; directions need (y, x).")
         # The source rounds products of float64; MPS has none.
         exact = torch.float32 if offsets.device.type == "mps" else torch.float64
-        far = distances(offsets.to(exact), "l2") ** _POWERS[self.spec.distance]
+        far = powered(distances(offsets.to(exact), "l2"), _POWERS[self.spec.distance])
         slopes = far.new_tensor(self.slopes(layer)).view(-1, *[1] * far.ndim)
         bias = -slopes * far
         if self.spec.rounding == "bfloat16":

@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from torch import nn
 
 from visionpos.encodings.doors import Dims, Rotary
+from visionpos.encodings.sources import check_form
 from visionpos.errors import PositionError
 from visionpos.geometry.coords import CoordSpec
-from visionpos.geometry.fields import check_fields
+from visionpos.geometry.fields import check_choice, check_fields
 from visionpos.geometry.freqs import mixed_freqs
+from visionpos.geometry.ranges import check_theta
 from visionpos.geometry.rotation import Pairing
 
 if TYPE_CHECKING:
@@ -38,12 +40,8 @@ class MixedRopeSpec:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        if self.pairing not in ("adjacent", "half"):
-            raise PositionError(f"pairing is {self.pairing!r}; it must be 'adjacent' or 'half'.")
-        if not 0 < self.theta < float("inf"):
-            raise PositionError(
-                f"theta is {self.theta}; a finite ladder base above 0 is required (10 is usual)."
-            )
+        check_choice("pairing", self.pairing, ("adjacent", "half"))
+        check_theta(self.theta)
 
 
 class MixedRope(Rotary):
@@ -119,16 +117,23 @@ class MixedRope(Rotary):
         Swin blocks hold `rope_freqs (2, heads, pairs)` each: stack them on dim 1 and flatten the last two dims first.
 
         Raises:
-            PositionError: if the last dim is no whole number of heads.
+            PositionError: if freqs have another shape, or their last dim is no whole number of heads.
         """
-        if freqs.ndim != 3 or freqs.shape[0] != 2 or freqs.shape[2] % num_heads:
+        check_form(freqs, "freqs", (2, "depth", "heads * pairs"))
+        if num_heads < 1 or freqs.shape[2] % num_heads:
             raise PositionError(
-                f"freqs have shape {tuple(freqs.shape)} for {num_heads} heads; (2, depth, heads * pairs) is required."
+                f"num_heads is {num_heads} and freqs hold {freqs.shape[2]} pairs a layer; whole heads are required. "
+                "Pass the heads of the model that wrote them."
             )
         heads: Tensor = freqs.unflatten(2, (num_heads, -1))
         return MixedRope.from_timm(heads)
 
     @staticmethod
     def from_timm(freqs: Tensor) -> Tensor:
-        """Return timm's `rope.freqs (2, depth, heads, pairs)`, x first, in the order of `frequencies`."""
+        """Return timm's `rope.freqs (2, depth, heads, pairs)`, x first, in the order of `frequencies`.
+
+        Raises:
+            PositionError: if freqs have another shape.
+        """
+        check_form(freqs, "freqs", (2, "depth", "heads", "pairs"))
         return freqs.permute(1, 2, 0, 3).flip(2).contiguous()

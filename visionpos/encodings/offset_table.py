@@ -54,7 +54,7 @@ class OffsetTableSpec:
         check_fields(self)
         sides("window_hw", self.window_hw)
         recipe_of(self.recipe)
-        if not self.std >= 0:
+        if self.std < 0:
             raise PositionError(f"std is {self.std}; a number of at least 0 is required.")
 
 
@@ -140,7 +140,7 @@ class OffsetTable(Biasing):
         Raises:
             PositionError: if the table does not fit the window, or the index reads it in another order.
         """
-        table = required_entry(state, "attention_biases").mT
+        table = required_entry(state, "attention_biases", ranks=(2,)).mT
         module = cls(spec, dims)
         if table.shape != module.table.shape:
             raise PositionError(

@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING, ClassVar, Literal, Self
 import torch
 from torch import nn
 
+from visionpos.encodings.biasing import check_prefix
 from visionpos.encodings.doors import Dims, Extending
 from visionpos.encodings.sources import required_entry
 from visionpos.errors import PositionError
 from visionpos.geometry.coords import CoordSpec, coordinates
 from visionpos.geometry.fields import check_choice, check_fields
+from visionpos.geometry.places import check_points
 from visionpos.geometry.precision import full_precision
 
 if TYPE_CHECKING:
@@ -124,6 +126,7 @@ class Pape(Extending):
             tokens: `[b, n, embed_dim]` of the queries.
             offsets: `[n, m, axes]`, query minus key, in cells.
         """
+        check_points(offsets, self.spec.axes, "offsets")
         a, b = self.coefficients(tokens)
         across = self._projected(offsets.to(a.dtype))  # [heads, n, m, parabolas or axes]
         bowl = (a.unsqueeze(-2) * across.square()).sum(-1)
@@ -142,11 +145,17 @@ class Pape(Extending):
             prefix: leading tokens, which stand at coordinate 0.
 
         Raises:
-            PositionError: if token counts disagree, or the grid has other axes than the spec.
+            PositionError: if token counts disagree, prefix is negative, or the grid has other axes than the spec.
         """
         if (grid.frames > 1) and self.spec.axes == 2:
             raise PositionError(
                 f"grid {grid.shape} (t, y, x) has frames and the spec 2 axes; they must agree. Set axes to 3."
+            )
+        check_prefix(prefix)
+        if (q.ndim, k.ndim, tokens.ndim) != (4, 4, 3):
+            raise PositionError(
+                f"q, k and tokens have shapes {tuple(q.shape)}, {tuple(k.shape)} and {tuple(tokens.shape)}; [b, heads, "
+                "n, head_dim] twice and [b, n, embed_dim] are required. Use unsqueeze(0) for one sample."
             )
         counts = (q.shape[-2], k.shape[-2], tokens.shape[-2])
         if any(count != prefix + grid.size for count in counts):
@@ -218,7 +227,7 @@ class Pape(Extending):
         shape = module.height.shape
         if spec.variant == "full":
             both = required_entry(state, "ab.weight")
-            columns = required_entry(state, "position.weight")
+            columns = required_entry(state, "position.weight", ranks=(2,))
             turned = columns.flip(-1) if spec.axes == 2 else columns
             expected = (2 * shape[0] * shape[1], shape[2])
         else:
@@ -227,7 +236,8 @@ class Pape(Extending):
                 required_entry(state, "position_scales"),
             )
             expected = (shape[0] * shape[1], shape[2])
-        if tuple(both.shape) != expected or turned.numel() != module.projection.numel():
+        rows = spec.variant != "full" or turned.shape[-1] == spec.axes
+        if tuple(both.shape) != expected or turned.numel() != module.projection.numel() or not rows:
             raise PositionError(
                 f"state holds weights of shape {tuple(both.shape)} and {tuple(turned.shape)}; {dims.num_heads} heads, "
                 f"{shape[1]} parabolas, {spec.axes} axes and embed_dim {dims.embed_dim} need {expected} and "

@@ -13,6 +13,7 @@ from visionpos.geometry.bands import whole_turns
 from visionpos.geometry.coords import CoordSpec
 from visionpos.geometry.fields import check_fields
 from visionpos.geometry.freqs import axial_freqs
+from visionpos.geometry.ranges import check_least, check_theta
 from visionpos.geometry.rotation import Pairing
 
 if TYPE_CHECKING:
@@ -49,6 +50,8 @@ class PeriodicRopeSpec:
 
     def __post_init__(self) -> None:
         check_fields(self)
+        check_theta(self.theta)
+        check_least(self.least)
         coords = self.coords
         trained = coords.unit == "index" and coords.extent == "trained"
         centred = coords.unit == "centred" and coords.extent != "index"

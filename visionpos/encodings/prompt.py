@@ -9,22 +9,25 @@ import torch
 from torch import nn
 
 from visionpos.encodings.doors import Dims
+from visionpos.encodings.guard import Guarded
 from visionpos.encodings.sources import filled, renamed
 from visionpos.errors import PositionError
+from visionpos.geometry import prompts
 from visionpos.geometry.coords import CoordSpec, coordinates
 from visionpos.geometry.fields import check_fields
 from visionpos.geometry.freqs import angles, gaussian_freqs
 from visionpos.geometry.grid import Grid
 from visionpos.geometry.image_frame import BoxForm, Centre, ImageFrame, PointOrder, Resize, Unit
-from visionpos.geometry.waves import waves
+from visionpos.geometry.lattice import crossed_waves, ticks
+from visionpos.geometry.ranges import check_sigma
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from torch import Tensor
 
-_IGNORED, _NOT_A_POINT, _TOP_LEFT, _BOTTOM_RIGHT = -10, -1, 2, 3
 _FULL_TURN = 6.283185307179586
+_FIXED = ("input_hw", "resize", "centre", "quantise")  # what a frame has from the encoder
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +68,7 @@ class PromptSpec:
     def __post_init__(self) -> None:
         check_fields(self)
         Grid.of_image(self.input_hw, self.patch)
+        check_sigma(self.sigma)
         if self.mask_channels < 4 or self.mask_channels % 4:
             raise PositionError(f"mask_channels is {self.mask_channels}; 4, 8, ... is required.")
 
@@ -80,7 +84,7 @@ def _halved(inner: int, outer: int) -> tuple[nn.Module, ...]:
     return nn.Conv2d(inner, outer, 2, stride=2), _ChannelNorm(outer, eps=1e-6), nn.GELU()
 
 
-class PromptEncoder(nn.Module):
+class PromptEncoder(Guarded):
     """Clicks, boxes and masks as tokens for a mask decoder, and the matching code of every image cell.
 
     What enters the model: sparse tokens beside the decoder's queries, a dense vector added to every image cell, and
@@ -147,7 +151,7 @@ class PromptEncoder(nn.Module):
         box_form: BoxForm = "xyxy",
     ) -> ImageFrame:
         """Return the frame of prompts on an image of this size; the choices are `ImageFrame`'s."""
-        fixed = {k: getattr(self.spec, k) for k in ("input_hw", "resize", "centre", "quantise")}
+        fixed = {name: getattr(self.spec, name) for name in _FIXED}
         return ImageFrame(source_hw=source_hw, unit=unit, order=order, box_form=box_form, **fixed)
 
     def forward(
@@ -166,7 +170,8 @@ class PromptEncoder(nn.Module):
             points: `[..., k, 2]` in that frame.
             labels: `[..., k]`: 1 positive, 0 negative, -1 not a point, -10 ignored (zeros), 2 and 3 corners.
             boxes: `[..., 4]` in that frame, one for each set of points.
-            masks: `[..., height, width]` logits in the input frame, 4 a cell side; see `ImageFrame.mask`.
+            masks: `[..., height, width]` logits in the input frame, 4 a cell side; see `ImageFrame.mask`. One a set, or
+                one for several: their leading sizes are the first of the points' or boxes'.
 
         Returns:
             `[..., tokens, embed_dim]`, and `[..., n, embed_dim]` over `self.grid`, row-major.
@@ -174,29 +179,16 @@ class PromptEncoder(nn.Module):
         Raises:
             PositionError: if the frame is another model's, a label is unknown, or coordinates or masks do not fit it.
         """
-        spec = self.spec
-        if (frame.input_hw, frame.resize) != (spec.input_hw, spec.resize):
-            raise PositionError(
-                f"frame leads to {frame.input_hw} by {frame.resize!r}; {spec.input_hw} by {spec.resize!r} is required. "
-                "Make it with this encoder's frame()."
-            )
+        prompts.check_frame(frame, self.spec, _FIXED)
         if points is not None or labels is not None:
             if points is None or labels is None:
                 raise PositionError("points or labels are None; both are required. Give both.")
-            self._check_labels(labels)
+            prompts.check_labels(labels, corners=self.spec.corner_labels)
             points = frame.points(points, labels)
-        sparse = self.sparse(points, labels, None if boxes is None else frame.boxes(boxes))
+        boxes = None if boxes is None else frame.boxes(boxes)
+        prompts.check_lead(points, boxes, masks)
+        sparse = self.sparse(points, labels, boxes)
         return sparse, self.dense(masks, tuple(sparse.shape[:-2]))
-
-    def _check_labels(self, labels: Tensor) -> None:
-        known = [_IGNORED, _NOT_A_POINT, 0, 1]
-        known += [_TOP_LEFT, _BOTTOM_RIGHT] if self.spec.corner_labels else []
-        wrong = ~torch.isin(labels, torch.tensor(known, device=labels.device))
-        if wrong.any():
-            raise PositionError(
-                f"label {labels[wrong][0].item()} is unknown; one of {known} is required (1 positive, 0 negative, -1 "
-                "not a point, -10 ignored). Pass box corners as boxes."
-            )
 
     def sparse(
         self, points_xy: Tensor | None, labels: Tensor | None, boxes_xyxy: Tensor | None
@@ -210,7 +202,7 @@ class PromptEncoder(nn.Module):
             parts.append(self._labelled(points_xy, labels))
         if boxes_xyxy is not None:
             corners = boxes_xyxy.unflatten(-1, (2, 2))
-            pair = torch.arange(_TOP_LEFT, _BOTTOM_RIGHT + 1, device=boxes_xyxy.device)
+            pair = corners.new_tensor([prompts.TOP_LEFT, prompts.BOTTOM_RIGHT])
             token = self._labelled(corners, pair.expand(corners.shape[:-1]))
             parts.insert(0 if self.spec.corners == "before" else len(parts), token)
         if not parts:
@@ -222,22 +214,27 @@ class PromptEncoder(nn.Module):
     def _labelled(self, points_xy: Tensor, labels: Tensor) -> Tensor:
         """Return `[..., k, embed_dim]`: the code of a place plus its label's vector."""
         height, width = self.spec.input_hw
+        points_xy = points_xy.to(torch.promote_types(torch.float32, points_xy.dtype))
         places = (points_xy + 0.5) / points_xy.new_tensor([width, height]) * 2.0 - 1.0
         vectors = self.label_vectors[labels.long().clamp(min=0)]
         token = (self.code(places.flip(-1)) + vectors).to(vectors.dtype)
         kind = labels.unsqueeze(-1)
-        token = torch.where(kind == _NOT_A_POINT, self.not_a_point, token)
-        return torch.where(kind == _IGNORED, torch.zeros_like(token), token)
+        token = torch.where(kind == prompts.NOT_A_POINT, self.not_a_point, token)
+        return torch.where(kind == prompts.IGNORED, torch.zeros_like(token), token)
 
     def code(self, coords_yx: Tensor) -> Tensor:
         """Return `[..., n, embed_dim]`, the Fourier code of places on [-1, 1], float32 or better."""
-        return waves(angles(coords_yx, self.freqs))
+        y, x = coords_yx.split(1, dim=-1)
+        return crossed_waves(angles(y, self.freqs[:1]), angles(x, self.freqs[1:]))
 
     def grid_code(self, grid: Grid | None = None) -> Tensor:
         """Return `[n, embed_dim]`, the code of every cell's centre; the embedding's grid when None."""
-        device, where = self.frequency_bits.device, CoordSpec(unit="centred")
-        cells = coordinates(grid or self.grid, where, device=device)
-        return self.code(cells).to(self.label_vectors.dtype)
+        grid = grid or self.grid
+        cells = coordinates(grid, CoordSpec(unit="centred"), device=self.frequency_bits.device)
+        y, x = (tick.unsqueeze(-1) for tick in ticks(cells, grid))
+        high, wide = angles(y, self.freqs[:1]), angles(x, self.freqs[1:])
+        code = crossed_waves(high.unsqueeze(1), wide).flatten(0, 1)
+        return code.repeat(grid.frames, 1).to(self.label_vectors.dtype)
 
     def dense(self, masks: Tensor | None, lead: tuple[int, ...] = ()) -> Tensor:
         """Return `[..., n, embed_dim]`: masks `[..., 4 * rows, 4 * columns]` through the mask path, or no mask.
@@ -247,15 +244,18 @@ class PromptEncoder(nn.Module):
         """
         grid = self.grid
         if masks is None:
-            return self.no_mask.expand(*lead, grid.size, -1)
+            # Cloned, small as it is: an edit of the result must not reach the parameter.
+            return self.no_mask.clone().expand(*lead, grid.size, -1)
         size_hw = (4 * grid.height, 4 * grid.width)
         if tuple(masks.shape[-2:]) != size_hw:
             raise PositionError(
                 f"masks have size {tuple(masks.shape[-2:])}; {size_hw} is required, the whole input frame with its "
                 "padding. Bring a mask of the source image there with frame.mask(mask, ...)."
             )
-        maps: Tensor = self.mask(masks.reshape(-1, 1, *size_hw).to(self.no_mask.dtype))
-        return maps.flatten(2).transpose(1, 2).reshape(*masks.shape[:-2], grid.size, -1)
+        flat = masks.unsqueeze(0).flatten(0, -3).unsqueeze(1)  # [sets, 1, 4 * rows, 4 * columns]
+        maps: Tensor = self.mask(flat.to(self.no_mask.dtype))
+        rows = maps.flatten(2).transpose(1, 2)
+        return rows.reshape(*masks.shape[:-2], grid.size, self.dims.embed_dim)
 
     @classmethod
     def from_source(
@@ -273,6 +273,9 @@ class PromptEncoder(nn.Module):
         """
         own = renamed(state, _TAILS)
         rows = [own.pop(f"row.{row}") for row in range(4) if f"row.{row}" in own]
+        shapes = [tuple(row.shape) for row in rows]
+        if len(set(shapes)) > 1:
+            raise PositionError(f"label vectors have shapes {shapes}; (1, embed_dim) is required.")
         if rows:  # four tables of one row
             own["label_vectors"] = torch.cat(rows)
         if "turns_xy" in own:

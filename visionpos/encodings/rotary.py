@@ -5,9 +5,8 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any
 
-from torch import nn
-
-from visionpos.geometry.augment import augment
+from visionpos.encodings.guard import Guarded
+from visionpos.geometry.augment import augment, repeated
 from visionpos.geometry.coords import CoordSpec, coordinates
 from visionpos.geometry.freqs import angles
 from visionpos.geometry.rotation import Rotation
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
     from visionpos.geometry.rotation import Pairing
 
 
-class Rotary(nn.Module, ABC):
+class Rotary(Guarded, ABC):
     """An encoding that turns q and k.
 
     `forward` is three steps that can be called alone: coordinates of the grid, angles of a layer, rotation.
@@ -58,7 +57,7 @@ class Rotary(nn.Module, ABC):
         generator: torch.Generator | None = None,
         draws: int | None = None,
     ) -> Tensor:
-        """Return `[n, axes]` coordinates, perturbed in training mode, or `[draws, n, axes]`; see `augment`."""
+        """Return coordinates `[n, axes]`, or `[draws, n, axes]`, in training mode perturbed: see `augment`."""
         return _points(self, grid, device=device, generator=generator, draws=draws)
 
     def angles(self, coords: Tensor, layer: int = 0) -> Tensor:
@@ -91,7 +90,7 @@ class Rotary(nn.Module, ABC):
         return Rotation.of(turns, self.pairing, axes=self.coords.axes)
 
 
-class Turning(nn.Module, ABC):
+class Turning(Guarded, ABC):
     """An encoding that turns q and k by more than pairs of channels: whole blocks, or planes of a learned basis.
 
     Its `forward` gives what a `Rotary`'s gives: an object whose `apply` turns q or k.
@@ -122,7 +121,7 @@ class Turning(nn.Module, ABC):
         generator: torch.Generator | None = None,
         draws: int | None = None,
     ) -> Tensor:
-        """Return `[n, axes]` coordinates, perturbed in training mode, or `[draws, n, axes]`; see `augment`."""
+        """Return coordinates `[n, axes]`, or `[draws, n, axes]`, in training mode perturbed: see `augment`."""
         return _points(self, grid, device=device, generator=generator, draws=draws)
 
     def turn(
@@ -155,4 +154,6 @@ def _points(
     if device is None:  # learned frequencies stay where they are
         device = next((weight.device for weight in encoding.parameters()), None)
     still = coordinates(grid, spec, device=device)
-    return augment(still, spec, draws=draws, generator=generator) if encoding.training else still
+    if not encoding.training:
+        return repeated(still, draws)
+    return augment(still, spec, draws=draws, generator=generator)

@@ -10,6 +10,7 @@ from visionpos.errors import PositionError
 from visionpos.geometry.coords import CoordSpec
 from visionpos.geometry.fields import check_choice, check_fields
 from visionpos.geometry.freqs import Order
+from visionpos.geometry.ranges import check_theta
 from visionpos.geometry.rotation import PAIRINGS, PER_AXIS, Pairing
 from visionpos.geometry.sections import section_freqs
 
@@ -49,10 +50,17 @@ class SectionRopeSpec:
     def __post_init__(self) -> None:
         check_fields(self)
         check_choice("pairing", self.pairing, tuple(p for p in PAIRINGS if p not in PER_AXIS))
+        check_theta(self.theta)
         if len(self.sections) != 3 or self.coords.axes == 1:
             raise PositionError(
                 f"sections are {self.sections} and coords have {self.coords.axes} axes; sections of t, y and x, and "
                 "two or three axes are required."
+            )
+        least = 0 if self.clamp else 1
+        if min(self.sections) < least or not any(self.sections[1:]):
+            raise PositionError(
+                f"sections are {self.sections} with clamp {self.clamp}; at least {least} each, and y or x above 0, are "
+                "required. Read them from the checkpoint."
             )
 
 

@@ -15,6 +15,7 @@ from visionpos.geometry.coords import CoordSpec, coordinates
 from visionpos.geometry.fields import check_fields
 from visionpos.geometry.freqs import angles, ladder
 from visionpos.geometry.grid import Grid
+from visionpos.geometry.ranges import check_theta
 from visionpos.geometry.recipes import recipe_of
 from visionpos.geometry.resample import resample
 
@@ -87,10 +88,7 @@ class SinCosSpec:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        if self.dialect not in _ORDERS:
-            raise PositionError(
-                f"dialect is {self.dialect!r}; it must be one of {', '.join(_ORDERS)}."
-            )
+        check_theta(self.theta)
         if self.axes != 2 and (self.axes, self.dialect) not in ((3, "vjepa"), (3, "big_vision")):
             raise PositionError(
                 f"axes is {self.axes} in dialect {self.dialect!r}; 3 axes exist in 'vjepa' and 'big_vision', all "
@@ -105,8 +103,6 @@ class SinCosSpec:
 
     def _check_extent(self) -> None:
         shape = self.trained_shape
-        if self.extent not in ("index", "trained"):
-            raise PositionError(f"extent is {self.extent!r}; it must be 'index' or 'trained'.")
         if self.extent == "index" and (shape is not None or self.recipe is not None):
             raise PositionError(
                 f"trained_shape {shape} and recipe {self.recipe!r} mean nothing to extent 'index', which runs the "
@@ -170,15 +166,21 @@ class SinCos(Additive):
         return moved.repeat(grid.frames // frames, 1)
 
     def at(self, coords: Tensor) -> Tensor:
-        """Return the code at any points, `[..., n, embed_dim]` float32; the fault of column-major grids is not in it.
+        """Return the code at any points, `[..., n, embed_dim]` float32.
 
         Args:
             coords: `[..., n, axes]` in cells of the trained grid, (t,) y, x; whole numbers are cell centres.
 
         Raises:
-            PositionError: if coords are of another rank or not finite.
+            PositionError: if coords are of another rank or not finite, or a grid's code is not a function of the place
+                alone: its tokens are numbered down the columns, or its table is interpolated by a recipe.
         """
         check_points(coords, self.spec.axes, "coords")
+        if self._order.column_major or self.spec.recipe is not None:
+            raise PositionError(
+                f"dialect is {self.spec.dialect!r} and recipe {self.spec.recipe!r}; at() needs a code that is a "
+                "function of the place: row-major, and without a recipe. Pick the rows of forward(grid) instead."
+            )
         return self._code(list(coords.to(self._order.dtype).unbind(-1)))
 
     @property

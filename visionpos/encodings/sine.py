@@ -16,6 +16,7 @@ from visionpos.geometry.coords import CoordSpec, coordinates
 from visionpos.geometry.fields import check_fields
 from visionpos.geometry.freqs import angles, ladder
 from visionpos.geometry.grid import Grid
+from visionpos.geometry.ranges import check_theta
 from visionpos.geometry.waves import waves
 
 if TYPE_CHECKING:
@@ -57,11 +58,8 @@ class SineSpec:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        if self.dialect not in _HALF_CELL:
-            raise PositionError(
-                f"dialect is {self.dialect!r}; it must be one of {', '.join(_HALF_CELL)}."
-            )
-        if not 0 < self.scale < math.inf:
+        check_theta(self.theta)
+        if self.scale <= 0:
             raise PositionError(f"scale is {self.scale}; a finite angle above 0 is required.")
         if self.hidden_dim is not None and (self.hidden_dim < 2 or self.hidden_dim % 2):
             raise PositionError(
@@ -149,9 +147,10 @@ class Sine(Additive):
                 "Say which cells are image (valid=) or which are not (padding=)."
             )
         keep = valid.bool() if valid is not None else ~_given(padding).bool()
-        if keep.ndim != 3:
+        if keep.ndim != 3 or 0 in keep.shape[1:]:
             raise PositionError(
-                f"the mask has shape {tuple(keep.shape)}; [b, h, w] is required. Reduce it to the grid of tokens."
+                f"the mask has shape {tuple(keep.shape)}; [b, h, w], sides of at least 1, is required. Reduce it to "
+                "the grid of tokens."
             )
         whole = keep.to(torch.float32)
         lanes = []
@@ -176,7 +175,8 @@ class Sine(Additive):
                 "normalize is False; a share of the image has no place among bare counts. Set normalize=True."
             )
         check_points(shares_yx, 2, "shares_yx")
-        y, x = (shares_yx * self.spec.scale).unbind(-1)
+        dtype = torch.promote_types(torch.float32, shares_yx.dtype)
+        y, x = (shares_yx.to(dtype) * self.spec.scale).unbind(-1)
         return self._code(y, x)
 
     def _position(self, count: Tensor, total: float | Tensor) -> Tensor:
@@ -216,7 +216,9 @@ class Sine(Additive):
             PositionError: if an entry is missing or of another shape.
         """
         own = {
-            "projection.weight": required_entry(state, "token_projection.weight").flatten(1),
+            "projection.weight": required_entry(
+                state, "token_projection.weight", ranks=(2, 4)
+            ).flatten(1),
             "projection.bias": required_entry(state, "token_projection.bias"),
         }
         return filled(cls(spec, dims), own, source="timm")

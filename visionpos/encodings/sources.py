@@ -5,12 +5,14 @@ A state dict and the names that sources give to one thing enter; the tensor leav
 
 from __future__ import annotations
 
+import operator
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import nn
 
 from visionpos.errors import PositionError
+from visionpos.geometry.grid import is_whole
 from visionpos.geometry.relative import relative_index
 
 if TYPE_CHECKING:
@@ -23,18 +25,18 @@ if TYPE_CHECKING:
 M = TypeVar("M", bound=nn.Module)
 
 
-def sides(name: str, sides_hw: tuple[Any, ...], *, axes: int = 2) -> tuple[int, ...]:
+def sides(name: str, sides_hw: Any, *, axes: int = 2) -> tuple[int, ...]:
     """Return the sides of a trained window, checked.
 
     Raises:
         PositionError: unless they are `axes` whole numbers of at least 1.
     """
-    whole = all(isinstance(side, int) and not isinstance(side, bool) for side in sides_hw)
-    if len(sides_hw) != axes or not whole or min(sides_hw) < 1:
+    listed = isinstance(sides_hw, (tuple, list)) and len(sides_hw) == axes
+    if not listed or not all(map(is_whole, sides_hw)):
         raise PositionError(
             f"{name} is {sides_hw!r}; {axes} whole numbers of at least 1, ordered (t,) y, x, are required."
         )
-    return tuple(sides_hw)
+    return tuple(map(operator.index, sides_hw))
 
 
 def start(weight: Tensor, std: float, generator: torch.Generator | None) -> None:
@@ -69,8 +71,13 @@ def source_entry(state: Mapping[str, Tensor], *names: str) -> Tensor | None:
     return state[keys[0]] if keys else None
 
 
-def required_entry(state: Mapping[str, Tensor], *names: str) -> Tensor:
+def required_entry(state: Mapping[str, Tensor], *names: str, ranks: tuple[int, ...] = ()) -> Tensor:
     """Return `source_entry`, which must be there.
+
+    Args:
+        state: as in `source_entry`.
+        names: likewise.
+        ranks: how many axes the entry may have; any number when empty.
 
     Raises:
         PositionError: naming what was looked for and what there is.
@@ -81,7 +88,37 @@ def required_entry(state: Mapping[str, Tensor], *names: str) -> Tensor:
             f"state has no entry {' or '.join(names)}, only {', '.join(sorted(state)[:6]) or 'nothing'}; pass the "
             "state dict of the attention module that holds it."
         )
+    if ranks and found.ndim not in ranks:
+        raise PositionError(
+            f"state holds {names[0]} of shape {tuple(found.shape)}; {' or '.join(map(str, ranks))} axes are required. "
+            "Pass the entry as its source wrote it."
+        )
     return found
+
+
+def check_form(value: Tensor, name: str, form: tuple[int | str, ...]) -> None:
+    """Refuse an entry of a source that has not the sizes it is known to have.
+
+    Args:
+        value: the entry.
+        name: of the argument or key.
+        form: its sizes; a text stands for any, and the same text for the same size.
+
+    Raises:
+        PositionError: naming the entry, its shape and the form.
+
+    Example:
+        >>> check_form(torch.zeros(2, 5, 5), "freqs", (2, "n", "n"))
+    """
+    shape: tuple[int, ...] = tuple(value.shape)
+    named = dict(zip(form, shape, strict=False))
+    if len(shape) != len(form) or shape != tuple(
+        size if isinstance(size, int) else named[size] for size in form
+    ):
+        raise PositionError(
+            f"{name} has shape {shape}; ({', '.join(map(str, form))}) is required. Pass the entry as its source stores "
+            "it, of a model of these sizes."
+        )
 
 
 def check_index(index: Tensor | None, grid: Grid, *, class_rows: bool = False) -> None:

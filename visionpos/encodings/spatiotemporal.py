@@ -54,7 +54,7 @@ class SpatioTemporalSpec:
         recipe_of(self.recipe)
         if self.time_recipe is not None:
             recipe_of(self.time_recipe)
-        if self.prefix_rows < 0 or not self.std >= 0:
+        if self.prefix_rows < 0 or self.std < 0:
             raise PositionError(
                 f"prefix_rows is {self.prefix_rows} and std {self.std}; numbers of at least 0 are required."
             )
@@ -108,7 +108,7 @@ class SpatioTemporal(Additive):
 
     def prefix(self) -> Tensor:
         """Return `[prefix_rows, embed_dim]`, the rows that belong to no cell."""
-        return self.spatial[: self.spec.prefix_rows]
+        return self.spatial[: self.spec.prefix_rows].clone()
 
     def forward(self, grid: Grid, *, device: torch.device | None = None) -> Tensor:
         """Return `[frames * h * w, embed_dim]`.
@@ -127,6 +127,8 @@ class SpatioTemporal(Additive):
         )
         if self.temporal is None:
             clip = self._in_time(space.reshape(frames, -1), grid.frames)  # [frames, h * w * d]
+            # Cloned on the trained grid: an edit of the result must not reach the parameter.
+            clip = clip.clone() if grid == source else clip
             return clip.reshape(grid.size, self.dims.embed_dim)
         time = self._in_time(self.temporal, grid.frames)
         return (time.unsqueeze(1) + space.unsqueeze(0)).flatten(0, 1)
@@ -162,9 +164,11 @@ class SpatioTemporal(Additive):
         Raises:
             PositionError: if an entry is missing or of another shape.
         """
-        spatial = required_entry(state, "pos_embed_spatial", "pos_embed", "pos_embedding")
+        spatial = required_entry(
+            state, "pos_embed_spatial", "pos_embed", "pos_embedding", ranks=(2, 3)
+        )
         own = {"spatial": spatial.flatten(0, -2)}
         if spec.separable:
-            time = required_entry(state, "pos_embed_temporal", "time_embed")
+            time = required_entry(state, "pos_embed_temporal", "time_embed", ranks=(2, 3))
             own["temporal"] = time.flatten(0, -2)
         return filled(cls(spec, dims), own, source="the state dict")

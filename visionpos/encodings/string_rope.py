@@ -15,6 +15,8 @@ from visionpos.geometry.blocks import BasisTurn, cayley, real_fourier_basis, ske
 from visionpos.geometry.coords import CoordSpec
 from visionpos.geometry.fields import check_fields
 from visionpos.geometry.freqs import angles, axial_freqs
+from visionpos.geometry.precision import wide
+from visionpos.geometry.ranges import check_theta
 from visionpos.geometry.rotation import Rotation
 
 if TYPE_CHECKING:
@@ -50,7 +52,8 @@ class StringRopeSpec:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        if self.block < 3 or not 0 <= self.std < math.inf:
+        check_theta(self.theta)
+        if self.block < 3 or self.std < 0:
             raise PositionError(
                 f"block is {self.block} and std {self.std}; a block of at least 3 channels and a finite std of at "
                 "least 0 are required."
@@ -138,7 +141,7 @@ class StringRope(Turning):
 
     def _circulant(self, coords: Tensor, rows: Tensor) -> BasisTurn:
         """Return the turn of circulant generators: a wave of m cycles turns by minus twice the sine sum of the row."""
-        block = self.spec.block
+        block, rows = self.spec.block, wide(rows)
         waves = rows.shape[-1]
         m = torch.arange(1, waves + 1, device=rows.device, dtype=torch.float64)
         sines = (2 * math.pi / block * (m.unsqueeze(1) * m)).sin().to(rows.dtype)

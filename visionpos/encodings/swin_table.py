@@ -54,7 +54,7 @@ class SwinTableSpec:
         check_fields(self)
         sides("window_hw", self.window_hw)
         recipe_of(self.recipe)
-        if not self.std >= 0:
+        if self.std < 0:
             raise PositionError(f"std is {self.std}; a number of at least 0 is required.")
 
 
@@ -123,11 +123,12 @@ class SwinTable(Biasing):
         """
         self.home(device)
         check_flat(grid)
-        return self._rows(grid).mT.contiguous()
+        # Always a copy: an edit of the result must not reach the parameter.
+        return self._rows(grid).mT.clone(memory_format=torch.contiguous_format)
 
     def prefix_values(self) -> Tensor | None:
         """Return `[num_heads, 3]` from the class rows; None without them: zeros."""
-        return self.table[-3:].mT if self.spec.class_rows else None
+        return self.table[-3:].mT.clone() if self.spec.class_rows else None
 
     def resized(self, window_hw: tuple[int, int]) -> SwinTable:
         """Return a module whose table is trained on from this one's values on another window.

@@ -13,6 +13,7 @@ from visionpos.encodings.doors import Biasing, Dims
 from visionpos.encodings.sources import required_entry, start
 from visionpos.errors import PositionError
 from visionpos.geometry.fields import check_fields
+from visionpos.geometry.places import check_points
 from visionpos.geometry.relative import distinct_offsets
 
 if TYPE_CHECKING:
@@ -54,7 +55,7 @@ class T5BiasSpec:
                 f"buckets are {self.buckets} and max_distance {self.max_distance}; 1 to 3 axes with a multiple of 4 "
                 "buckets each and a max_distance above a quarter of them are required."
             )
-        if not self.std >= 0:
+        if self.std < 0:
             raise PositionError(f"std is {self.std}; a number of at least 0 is required.")
 
 
@@ -100,6 +101,7 @@ class T5Bias(Biasing):
             PositionError: if there are more or fewer axes than tables.
         """
         axes = len(self.spec.buckets)
+        check_points(offsets, None, "offsets")
         if offsets.shape[-1] != axes:
             raise PositionError(
                 f"offsets have {offsets.shape[-1]} axes and the spec {axes} tables; they must agree. A grid has (y, "
@@ -127,7 +129,7 @@ class T5Bias(Biasing):
     def unused(self, grid: Grid | None = None) -> list[list[int]]:
         """Return the dead rows of each axis's table: on a grid, or on any grid when None."""
         reach = max(self.spec.max_distance)
-        steps = torch.arange(-reach, reach + 1.0).unsqueeze(-1).expand(-1, len(self.tables))
+        steps = torch.arange(-reach, reach + 1).unsqueeze(-1).expand(-1, len(self.tables))
         hit = self.buckets(steps if grid is None else distinct_offsets(grid))
         return [
             sorted(set(range(rows)) - set(hit[:, axis].tolist()))
@@ -151,7 +153,7 @@ class T5Bias(Biasing):
         names = ("rel_pos_bias", "rel_pos_y_bias", "rel_pos_x_bias")[-len(spec.buckets) :]
         module = cls(spec, dims)
         for axis, name in enumerate(names):
-            table = required_entry(state, f"{name}.weight").mT
+            table = required_entry(state, f"{name}.weight", ranks=(2,)).mT
             if table.shape != module.tables[axis].shape:
                 raise PositionError(
                     f"state holds {name}.weight of shape {tuple(table.mT.shape)}; {spec.buckets[axis]} buckets and "

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from visionpos.errors import PositionError
+from visionpos.geometry.grid import is_whole
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -47,18 +48,35 @@ def augment(
         `[n, axes]`, or `[draws, n, axes]`, float32 or better.
 
     Raises:
-        PositionError: if draws is given and smaller than 1.
+        PositionError: if draws is given and no whole number of at least 1.
 
     Reference:
         DINOv3 (arXiv 2508.10104) section 3.2 and its order of draws, one vector of shifts, one of jitters, one
         common rescale; factors are log-uniform, so their median is 1.
     """
-    if draws is not None and draws < 1:
-        raise PositionError(f"draws is {draws}; at least 1 is required.")
     if not spec.augments:
-        return coords if draws is None else coords.expand(draws, *coords.shape)
+        return repeated(coords, draws)
+    check_draws(draws)
     moved = [_perturbed(coords, spec, generator) for _ in range(draws or 1)]
     return moved[0] if draws is None else torch.stack(moved)
+
+
+def repeated(coords: Tensor, draws: int | None) -> Tensor:
+    """Return the coordinates once a draw, all alike, as a view: `[draws, n, axes]`, or `[n, axes]` for None.
+
+    Raises:
+        PositionError: if draws is given and no whole number of at least 1.
+    """
+    check_draws(draws)
+    return coords if draws is None else coords.expand(draws, *coords.shape)
+
+
+def check_draws(draws: int | None) -> None:
+    """Refuse a count of draws that is no whole number of at least 1, or None."""
+    if draws is not None and not is_whole(draws):
+        raise PositionError(
+            f"draws is {draws!r}; a whole number of at least 1 is required. Pass None for one draw without a dimension."
+        )
 
 
 def _perturbed(coords: Tensor, spec: CoordSpec, generator: torch.Generator | None) -> Tensor:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, get_args
 
 import torch
 
 from visionpos.errors import PositionError
+from visionpos.geometry.fields import check_choice
 from visionpos.geometry.freqs import axial_freqs
+from visionpos.geometry.ranges import check_least, check_max_freq, check_speeds
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -49,11 +51,8 @@ def pixel_freqs(
     Reference:
         lucidrains/rotary-embedding-torch freqs_for="pixel"; timm pixel_freq_bands; vit-pytorch rvt.
     """
-    if not 2 <= max_freq < math.inf or spacing not in ("linear", "log"):
-        raise PositionError(
-            f"max_freq is {max_freq} and spacing {spacing!r}; a finite number of at least 2, and 'linear' or 'log', "
-            "are required."
-        )
+    check_max_freq(max_freq)
+    check_choice("spacing", spacing, get_args(Spacing))
     blocks = axial_freqs(head_dim, axes=axes, device=device, dtype=dtype)
     steps = head_dim // 2 // axes
     if spacing == "linear":
@@ -109,11 +108,7 @@ def golden_freqs(
             f"head_dim is {head_dim}, num_heads {num_heads} and axes {axes}; an even head_dim and at least one head "
             "and axis are required."
         )
-    if not (0 < slowest <= fastest < math.inf and 0 <= still < 1):
-        raise PositionError(
-            f"slowest is {slowest}, fastest {fastest} and still {still}; 0 < slowest <= fastest and a share in [0, 1) "
-            "are required."
-        )
+    check_speeds(slowest, fastest, still)
     resting = round(still * pairs)
     place = torch.linspace(0.0, 1.0, pairs - resting, device=device, dtype=torch.float32)
     speeds = torch.cat([place.new_zeros(resting), slowest * (fastest / slowest) ** place])
@@ -168,10 +163,8 @@ def whole_turns(
         >>> whole_turns(torch.tensor([turn * 0.26, turn * 0.01]), 10.0) / turn
         tensor([0.3000, 0.0100])
     """
-    if slow not in ("keep", "still") or not 0.5 <= least < math.inf:
-        raise PositionError(
-            f"least is {least} and slow {slow!r}; at least 0.5 turns, and 'keep' or 'still', are required."
-        )
+    check_choice("slow", slow, ("keep", "still"))
+    check_least(least)
     turns = freqs * circumference / (2 * math.pi)
     rounded = turns.round() * (2 * math.pi) / circumference
     rest = freqs if slow == "keep" else torch.zeros_like(freqs)

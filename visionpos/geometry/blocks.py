@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from visionpos.errors import PositionError
+from visionpos.geometry.kept import picked
 from visionpos.geometry.precision import full_precision
 
 if TYPE_CHECKING:
@@ -124,8 +125,8 @@ class BlockTurn:
         return self.matrices.shape[-4]
 
     def select(self, indices: Tensor) -> BlockTurn:
-        """Return the turn of the kept tokens, `[kept]`, alike for all samples."""
-        return BlockTurn(self.matrices.index_select(-4, indices))
+        """Return the turn of the kept tokens, `[kept]` or `[b, kept]`; errors as in `Rotation.select`."""
+        return BlockTurn(picked(self.matrices, indices, own=4))
 
     def padded(self, prefix: int = 0, suffix: int = 0) -> BlockTurn:
         """Return the turn with tokens that do not turn before and after."""

@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 
 from visionpos.errors import PositionError
+from visionpos.geometry.points import check_finite
+from visionpos.geometry.precision import wide
 
 
 def circle_coords(
@@ -28,7 +30,8 @@ def circle_coords(
         `[..., n, 3]`, axes ordered t, y, x. Every cell has the same distance to any point (s, s, s), where text stands.
 
     Raises:
-        PositionError: if alpha, radius or the number of axes is out of range.
+        PositionError: if alpha, radius or scale is out of range, there are no cells or other axes, or, on the CPU, a
+            coordinate is not finite.
 
     Example:
         >>> around = circle_coords(torch.tensor([[0.0, 0.0], [0.0, 1.0], [1.0, 0.0], [1.0, 1.0]]))
@@ -38,11 +41,14 @@ def circle_coords(
     Reference:
         Circle-RoPE (arXiv 2505.16416), lose4578/CircleRoPE code/circle_rope.py with move_to_origin.
     """
-    if coords.shape[-1] != 2 or not 0 <= alpha <= 1 or (radius is not None and not radius > 0):
+    check_circle(radius, scale, alpha)
+    if coords.ndim < 2 or coords.shape[-1] != 2 or coords.shape[-2] == 0:
         raise PositionError(
-            f"coords have {coords.shape[-1]} axes, alpha is {alpha} and radius {radius}; two axes, alpha in [0, 1] and "
-            "a radius above 0, or None, are required."
+            f"coords has shape {tuple(coords.shape)}; [..., n, 2] with n of at least 1 is required. Pass all cells of "
+            "one image."
         )
+    check_finite(coords, "coords")
+    coords = wide(coords)
     middle = (coords.amax(-2, keepdim=True) + coords.amin(-2, keepdim=True)) / 2
     centred = coords - middle
     # The middle row lies on the cut of atan2: rounding noise must not throw a cell to the other end of the turn.
@@ -65,3 +71,13 @@ def circle_coords(
     half, sixth = 1 / math.sqrt(2), 1 / math.sqrt(6)
     t, y, x = 2 * sixth * along, half * across - sixth * along, -half * across - sixth * along
     return torch.stack([t, y, x], dim=-1)
+
+
+def check_circle(radius: float | None, scale: float, alpha: float) -> None:
+    """Refuse a circle without a size, or a weight outside [0, 1]."""
+    sized = 0 < scale < math.inf and (radius is None or 0 < radius < math.inf)
+    if not sized or not 0 <= alpha <= 1:
+        raise PositionError(
+            f"radius is {radius}, its scale {scale} and alpha {alpha}; finite numbers above 0 (radius may be None), "
+            "and alpha in [0, 1], are required."
+        )

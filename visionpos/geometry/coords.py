@@ -5,7 +5,6 @@ A Grid and a CoordSpec enter; `[n, axes]` numbers leave, axes ordered (t,) y, x,
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal
 
@@ -13,6 +12,7 @@ import torch
 
 from visionpos.errors import PositionError
 from visionpos.geometry.fields import check_choice, check_fields
+from visionpos.geometry.grid import check_grid
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -95,9 +95,7 @@ class CoordSpec:
 
     def _check_trained_shape(self) -> None:
         shape = self.trained_shape
-        if self.scale is not None and (
-            len(self.scale) != self.axes or not all(0 < factor < math.inf for factor in self.scale)
-        ):
+        if self.scale is not None and (len(self.scale) != self.axes or min(self.scale) <= 0):
             raise PositionError(
                 f"scale is {self.scale} for {self.axes} axes; one finite factor above 0 an axis is required."
             )
@@ -118,13 +116,13 @@ class CoordSpec:
             )
 
     def _check_augmentation(self) -> None:
-        if self.shift is not None and not 0 <= self.shift < math.inf:
+        if self.shift is not None and self.shift < 0:
             raise PositionError(
                 f"shift is {self.shift}; a finite number of at least 0 is required."
             )
         for name in ("jitter", "rescale"):
             factor = getattr(self, name)
-            if factor is not None and not 1 <= factor < math.inf:
+            if factor is not None and factor < 1:
                 raise PositionError(
                     f"{name} is {factor}; a finite factor of at least 1 is required (2 means half to double)."
                 )
@@ -164,6 +162,7 @@ def coordinates(
         DINOv3 (arXiv 2508.10104), facebookresearch/dinov3 layers/rope_position_encoding.py; EVA-02's rescaling to
         the pre-training grid, baaivision/EVA.
     """
+    check_grid(grid)
     spec = spec or CoordSpec()
     sides = {1: (grid.size,), 2: (grid.height, grid.width), 3: grid.shape}[spec.axes]
     ticks = [

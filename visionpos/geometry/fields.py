@@ -5,8 +5,9 @@ A dataclass instance enters; nothing leaves, or a refusal that names the field. 
 
 from __future__ import annotations
 
-import math
 import numbers
+import operator
+import sys
 import types
 from functools import lru_cache
 from typing import Any, ClassVar, Literal, Union, get_args, get_origin, get_type_hints
@@ -15,9 +16,11 @@ import torch
 
 from visionpos.errors import PositionError
 
+_LARGEST = sys.float_info.max
+
 
 def check_fields(spec: Any) -> None:
-    """Refuse a spec with a field that is not what its class declares; lists become tuples.
+    """Refuse a spec with a field that is not what its class declares; lists become tuples, numpy's numbers Python's.
 
     NaN and infinity are no numbers, True is no number, 3.0 is no whole number, and a word outside a `Literal` is
     refused with the words that are known.
@@ -29,6 +32,7 @@ def check_fields(spec: Any) -> None:
         PositionError: naming the field, its value and what is required.
 
     Example:
+        >>> import dataclasses
         >>> @dataclasses.dataclass(frozen=True)
         ... class Ladder:
         ...     theta: float
@@ -39,9 +43,10 @@ def check_fields(spec: Any) -> None:
     """
     if torch.compiler.is_compiling():
         return  # a spec made inside a graph is made by our own code
-    for name, hint in _declared(type(spec)).items():
+    kind: Any = type(spec)
+    for name, hint in _declared(kind).items():
         value = getattr(spec, name)
-        settled = _tupled(value)
+        settled = _settled(value)
         if settled is not value:
             object.__setattr__(spec, name, settled)
         if not _fits(settled, hint):
@@ -72,13 +77,15 @@ def _declared(kind: Any) -> dict[str, Any]:
     }
 
 
-def _tupled(value: object) -> object:
-    """Return lists as tuples, all the way down, so that a spec stays hashable."""
-    if not isinstance(value, (list, tuple)):
+def _settled(value: Any) -> Any:
+    """Return lists as tuples, all the way down, so that a spec stays hashable, and numpy's numbers as Python's."""
+    if isinstance(value, (list, tuple)):
+        inner = tuple(_settled(item) for item in value)
+        same = isinstance(value, tuple) and all(a is b for a, b in zip(inner, value, strict=True))
+        return value if same else inner
+    if type(value) in (int, float, bool) or not isinstance(value, numbers.Real):
         return value
-    inner = tuple(_tupled(item) for item in value)
-    same = isinstance(value, tuple) and all(a is b for a, b in zip(inner, value, strict=True))
-    return value if same else inner
+    return operator.index(value) if isinstance(value, numbers.Integral) else float(value)
 
 
 def _fits(value: Any, hint: Any) -> bool:
@@ -105,9 +112,9 @@ def _fits_plain(value: Any, kind: Any) -> bool:
     if kind in (int, float) and isinstance(value, bool):
         return False
     if kind is int:
-        return isinstance(value, (numbers.Integral, torch.SymInt))
+        return isinstance(value, (int, torch.SymInt))
     if kind is float:
-        return isinstance(value, numbers.Real) and math.isfinite(value)
+        return isinstance(value, (int, float)) and abs(value) <= _LARGEST  # NaN compares false
     return value is None if kind is None else isinstance(value, kind)
 
 
@@ -120,7 +127,7 @@ def _wanted(hint: Any) -> str:
         return " or ".join(map(_wanted, inner))
     if origin is tuple:
         if len(inner) == 2 and inner[1] is Ellipsis:
-            return f"a tuple, each item {_wanted(inner[0])}"
+            return f"a tuple ({_wanted(inner[0])} each)"
         return f"({', '.join(map(_wanted, inner))})"
     words = {int: "a whole number", float: "a finite number", bool: "True or False", str: "a text"}
     if hint is None or hint is type(None):

@@ -13,6 +13,8 @@ import torch
 
 from visionpos.errors import PositionError
 from visionpos.geometry.fields import check_choice
+from visionpos.geometry.points import check_finite
+from visionpos.geometry.ranges import check_periods, check_sigma, check_theta
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -55,7 +57,7 @@ def ladder(
         raise PositionError(
             f"pairs is {pairs}; at least 1 channel pair is required. Use a larger head_dim."
         )
-    _check_theta(theta)
+    check_theta(theta)
     exponent = torch.arange(pairs, device=device, dtype=torch.int64).to(dtype) / pairs
     return 1.0 / (theta**exponent)
 
@@ -154,10 +156,7 @@ def period_freqs(
     Reference:
         DINOv3's min_period and max_period, facebookresearch/dinov3 layers/rope_position_encoding.py.
     """
-    if not 0 < shortest <= longest < math.inf:
-        raise PositionError(
-            f"periods are {shortest} and {longest}; 0 < shortest <= longest is required. Swap or correct them."
-        )
+    check_periods(shortest, longest)
     blocks = axial_freqs(head_dim, axes=axes, device=device, dtype=dtype)
     exponent = torch.linspace(0.0, 1.0, head_dim // 2 // axes, device=device, dtype=dtype)
     turns = 2.0 * math.pi / (shortest * (longest / shortest) ** exponent)
@@ -198,7 +197,7 @@ def mixed_freqs(
         raise PositionError(
             f"head_dim is {head_dim}; a multiple of 4 is required. Change num_heads."
         )
-    _check_theta(theta)
+    check_theta(theta)
     steps = torch.arange(0, head_dim, 4, dtype=torch.float32) / head_dim
     magnitude = 1.0 / (theta**steps)
     draw = torch.rand(
@@ -236,11 +235,11 @@ def gaussian_freqs(
     Reference:
         Tancik et al. (arXiv 2006.10739); segment-anything draws `[2, pairs]` with x in row 0.
     """
-    if pairs < 1 or axes < 1 or not 0 < sigma < math.inf:
+    if pairs < 1 or axes < 1:
         raise PositionError(
-            f"pairs is {pairs}, axes {axes} and sigma {sigma}; at least 1 pair and axis and a finite sigma above 0 "
-            "are required."
+            f"pairs is {pairs} and axes {axes}; at least 1 pair and 1 axis are required."
         )
+    check_sigma(sigma)
     device = None if generator is None else generator.device
     turns = torch.randn(axes, pairs, generator=generator, device=device, dtype=torch.float32)
     return 2.0 * torch.pi * sigma * turns
@@ -260,7 +259,7 @@ def angles(coords: Tensor, freqs: Tensor) -> Tensor:
         `[..., n, pairs]` radians, float32 (float64 if either input is). Beyond 2**17 pass both in float64.
 
     Raises:
-        PositionError: if the two disagree on the number of axes.
+        PositionError: if the two disagree on the number of axes, or coords on the CPU hold NaN or infinity.
 
     Example:
         >>> angles(torch.tensor([[1.0, 2.0]]), torch.tensor([[1.0, 0.1], [0.5, 0.0]]))
@@ -271,6 +270,7 @@ def angles(coords: Tensor, freqs: Tensor) -> Tensor:
             f"coords have {coords.shape[-1]} axes and freqs {freqs.shape[-2]}; they must agree. "
             "Build both from the same Grid, or pass axes= to the frequency function."
         )
+    check_finite(coords, "coords")
     dtype = torch.promote_types(torch.float32, torch.promote_types(coords.dtype, freqs.dtype))
     coords, freqs = coords.to(dtype), freqs.to(dtype)
     # Elementwise, not matmul: autocast would run a matmul in bfloat16 and lose whole turns.
@@ -284,10 +284,3 @@ def on_axis(values: Tensor, owner: Tensor, axes: int) -> Tensor:
     """Return `[axes, pairs]` with each pair's value in the row of the axis that drives it."""
     rows = torch.arange(axes, device=values.device).unsqueeze(-1)
     return torch.where(rows == owner, values, torch.zeros_like(values))
-
-
-def _check_theta(theta: float) -> None:
-    if not 0 < theta < math.inf:
-        raise PositionError(
-            f"theta is {theta}; a finite ladder base above 0 is required (100 or 10000 are usual)."
-        )

@@ -47,7 +47,7 @@ class Grid:
     def __post_init__(self) -> None:
         for name in ("height", "width", "frames"):
             side: Any = getattr(self, name)
-            if not _is_whole(side):
+            if not is_whole(side):
                 raise PositionError(
                     f"Grid {name} is {side!r}; a whole number of tokens, at least 1, is required. "
                     "Divide the image side by the patch side, or use Grid.of_image."
@@ -136,29 +136,40 @@ class Grid:
             (1, 2, 3)
         """
         if (
-            merge < 1
-            or frames < 1
+            not (is_whole(merge) and is_whole(frames))
             or self.height % merge
             or self.width % merge
             or self.frames % frames
         ):
             raise PositionError(
-                f"grid {self.shape} (t, y, x) cannot be merged by {(frames, merge, merge)}; every side must be "
-                "divisible. Choose an image size that is a multiple of patch * merge."
+                f"grid {self.shape} (t, y, x) cannot be merged by {(frames, merge, merge)}; whole numbers that "
+                "divide every side are required. Choose an image size that is a multiple of patch * merge."
             )
         return Grid(self.height // merge, self.width // merge, self.frames // frames)
 
 
+def check_grid(grid: object, name: str = "grid") -> None:
+    """Refuse what is no Grid: a pair of sides would not say which is which.
+
+    Raises:
+        PositionError: naming the argument and its value.
+    """
+    if not isinstance(grid, Grid):
+        raise PositionError(
+            f"{name} is {grid!r}; a Grid of tokens is required. Pass Grid(h, w), or Grid.of_image(size_hw, patch)."
+        )
+
+
 def _check_pair(name: str, pair_hw: Sequence[object]) -> None:
     """Refuse a (height, width) pair that is not two positive whole numbers."""
-    good = len(pair_hw) == 2 and all(_is_whole(side) for side in pair_hw)
+    good = len(pair_hw) == 2 and all(is_whole(side) for side in pair_hw)
     if not good:
         raise PositionError(
             f"{name} is {pair_hw!r}; two whole numbers (height, width) of at least 1 pixel are required."
         )
 
 
-def _is_whole(side: Any) -> bool:
+def is_whole(side: Any) -> bool:
     """Return whether a side is a whole number of at least 1; exporting passes symbolic ones."""
     whole = isinstance(side, (numbers.Integral, torch.SymInt)) and not isinstance(side, bool)
     return whole and bool(side >= 1)

@@ -6,13 +6,14 @@ Points, boxes and masks in a declared frame enter; pixels (x, y) of the model's 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch.nn import functional as F
 
 from visionpos.errors import PositionError
 from visionpos.geometry.fields import check_fields
+from visionpos.geometry.precision import wide
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -70,22 +71,9 @@ class ImageFrame:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        choices = (
-            ("resize", Resize),
-            ("unit", Unit),
-            ("order", PointOrder),
-            ("box_form", BoxForm),
-            ("centre", Centre),
-        )
-        for name, allowed in choices:
-            if getattr(self, name) not in get_args(allowed):
-                known = ", ".join(map(repr, get_args(allowed)))
-                raise PositionError(
-                    f"{name} is {getattr(self, name)!r}; it must be one of {known}."
-                )
         for name in ("source_hw", "input_hw"):
             size_hw = getattr(self, name)
-            if len(size_hw) != 2 or not all(isinstance(s, int) and s >= 1 for s in size_hw):
+            if min(size_hw) < 1:
                 raise PositionError(
                     f"{name} is {size_hw!r}; two whole numbers (height, width) of at least 1 pixel are required."
                 )
@@ -128,14 +116,12 @@ class ImageFrame:
                 f"points have shape {tuple(points.shape)} and labels {shape}; [..., 2] and [...] are required, one "
                 "label a point."
             )
-        points = _wide(points)
+        points = wide(points)
         filler = None if labels is None else (labels < 0).unsqueeze(-1)
         if filler is not None:
             points = torch.where(filler, torch.zeros_like(points), points)
-        placed = self._pixels(points.flip(-1) if self.order == "rc" else points, points, "point")
-        if self.quantise:
-            placed = torch.minimum(placed.floor(), self._sides(placed) - 1)
-        placed = self._scale(placed)
+        placed = points.flip(-1) if self.order == "rc" else points
+        placed = self._scale(self._pixels(placed, points, "point", whole=self.quantise))
         return placed if filler is None else torch.where(filler, torch.zeros_like(placed), placed)
 
     def boxes(self, boxes: Tensor) -> Tensor:
@@ -153,7 +139,7 @@ class ImageFrame:
         """
         if boxes.shape[-1] != 4:
             raise PositionError(f"boxes have shape {tuple(boxes.shape)}; [..., 4] is required.")
-        pairs = _wide(boxes).unflatten(-1, (2, 2))
+        pairs = wide(boxes).unflatten(-1, (2, 2))
         first, second = (pairs.flip(-1) if self.order == "rc" else pairs).unbind(-2)
         if self.box_form == "cxcywh":
             first, second = first - second / 2, first + second / 2
@@ -190,7 +176,7 @@ class ImageFrame:
                 f"mask has size {tuple(mask.shape[-2:])}; the source image's {tuple(self.source_hw)} is required. A "
                 "mask that is already in the input frame needs no call."
             )
-        flat = _wide(mask).reshape(-1, 1, *mask.shape[-2:])
+        flat = wide(mask).reshape(-1, 1, *mask.shape[-2:])
         size_hw = tuple(max(side, 1) for side in self._scaled_into(room_hw))
         small = F.interpolate(flat, size_hw, mode="bilinear", align_corners=False, antialias=True)
         below, right = (room - side for room, side in zip(room_hw, size_hw, strict=True))
@@ -200,7 +186,7 @@ class ImageFrame:
         """Return (width, height) of the source, on the device of `like`."""
         return like.new_tensor([self.source_hw[1], self.source_hw[0]])
 
-    def _pixels(self, placed: Tensor, given: Tensor, noun: str) -> Tensor:
+    def _pixels(self, placed: Tensor, given: Tensor, noun: str, *, whole: bool = False) -> Tensor:
         """Return (x, y) in source pixels, after checking that every one lies in the source image."""
         limit = self._sides(placed) if self.unit == "pixels" else torch.ones_like(placed[..., :1])
         outside = ~((placed >= 0) & (placed <= limit)).all(-1)  # NaN compares false
@@ -213,10 +199,12 @@ class ImageFrame:
                 f"as {form!r}; finite coordinates inside it are required. Set source_hw, unit, order and box_form to "
                 "what the numbers are."
             )
-        if self.unit == "pixels":
-            return placed
-        half = 0.5 if self.centre == "geometric" else 0.0
-        return placed * self._sides(placed) - half
+        if self.unit == "normalised":
+            placed = placed * self._sides(placed)
+        if whole:  # the pixel that a place lies in has a number, not a centre
+            return torch.minimum(placed.floor(), self._sides(placed) - 1)
+        half = self.unit == "normalised" and self.centre == "geometric"
+        return placed - 0.5 if half else placed
 
     def _scale(self, placed: Tensor) -> Tensor:
         """Return source pixels in pixels of the input."""
@@ -224,7 +212,3 @@ class ImageFrame:
         half = 0.5 if self.centre == "geometric" else 0.0
         # Multiplied first: whole pixels stay exact, which a rounded ratio would not keep.
         return (placed + half) * placed.new_tensor([width, height]) / self._sides(placed) - half
-
-
-def _wide(values: Tensor) -> Tensor:
-    return values if values.dtype == torch.float64 else values.to(torch.float32)

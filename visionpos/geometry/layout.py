@@ -9,16 +9,17 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 from fractions import Fraction
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import TYPE_CHECKING, Literal
 
 import torch
 
 from visionpos.errors import PositionError
 from visionpos.geometry.bands import Spacing, pixel_freqs
 from visionpos.geometry.coords import CoordSpec
-from visionpos.geometry.fields import check_choice, check_fields
+from visionpos.geometry.fields import check_fields
 from visionpos.geometry.freqs import Bands, Order, axial_freqs, period_freqs
-from visionpos.geometry.rotation import PAIRINGS, PER_AXIS, Pairing
+from visionpos.geometry.ranges import check_max_freq, check_periods, check_theta
+from visionpos.geometry.rotation import PER_AXIS, Pairing
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -73,8 +74,7 @@ class Layout:
             raise PositionError(
                 f"axis_order is {self.axis_order}; a permutation of the axes is required."
             )
-        for name, allowed in WORDS.items():
-            check_choice(name, getattr(self, name), allowed)
+        self._check_speeds()
         if not 0 < self.turned <= self.head_dim or self.turned % (2 * axes):
             raise PositionError(
                 f"rotary_dim is {self.turned} of head_dim {self.head_dim} for {axes} axes; a positive multiple of "
@@ -85,7 +85,19 @@ class Layout:
                 f"order is {self.order!r} with pairing {self.pairing!r}; every axis needs its own run of channels. "
                 "Use order='contiguous'."
             )
-        plain = ("contiguous", "shared", tuple(range(axes)))
+        if min(self.prefix, self.suffix) < 0:
+            raise PositionError(
+                f"prefix is {self.prefix} and suffix {self.suffix}; token counts of at least 0 are required."
+            )
+
+    def _check_speeds(self) -> None:
+        """Refuse speeds that are out of range, or given together with an order that they do not know."""
+        check_theta(self.theta)
+        if self.periods is not None:
+            check_periods(*self.periods)
+        if self.max_freq is not None:
+            check_max_freq(self.max_freq)
+        plain = ("contiguous", "shared", tuple(range(len(self.axis_order))))
         for name in ("periods", "max_freq"):
             if (
                 getattr(self, name) is not None
@@ -96,10 +108,6 @@ class Layout:
                     f"{self.axis_order}; its frequencies know contiguous shared bands in axis order. Drop {name}, "
                     "or leave those at their defaults."
                 )
-        if min(self.prefix, self.suffix) < 0:
-            raise PositionError(
-                f"prefix is {self.prefix} and suffix {self.suffix}; token counts of at least 0 are required."
-            )
 
     @property
     def turned(self) -> int:
@@ -173,32 +181,26 @@ class Layout:
         """Return for every channel that turns what it is to attention: channels of one name are one channel.
 
         A name holds axis, place of the pair on its ladder in [0, 1), and member of the pair. Tiled channels carry the
-        place in their run instead, since each of them turns by angles of two places.
+        place in their run too, since each of them turns by angles of two places.
         """
-        axes, share = len(self.axis_order), self.turned // 2 // len(self.axis_order)
         if self.pairing == "adjacent_tiled":
-            run = 2 * share
+            share = self.turned // 2 // len(self.axis_order)
+            # The cosines of a run stand there twice over; place and speed of a channel name both its angles.
             return [
-                ("tiled", axis, Fraction(at, run)) for axis in self.axis_order for at in range(run)
-            ]
-        slots = {axis: slot for slot, axis in enumerate(self.axis_order)}
-        if self.bands == "shared":
-            return [
-                (axis, Fraction(step, share), member) for axis, step, member in self.channel_names()
+                ("tiled", axis, at, self._rung(axis, at % share))
+                for axis in self.axis_order
+                for at in range(2 * share)
             ]
         return [
-            (axis, Fraction(step * axes + slots[axis], share * axes), member)
-            for axis, step, member in self.channel_names()
+            (axis, self._rung(axis, step), member) for axis, step, member in self.channel_names()
         ]
 
-
-WORDS: dict[str, tuple[str, ...]] = {
-    "pairing": PAIRINGS,
-    "order": get_args(Order),
-    "bands": get_args(Bands),
-    "unit": get_args(AngleUnit),
-    "spacing": get_args(Spacing),
-}
+    def _rung(self, axis: int, step: int) -> Fraction:
+        """Return the place on the ladder, in [0, 1), of a step of an axis."""
+        axes, share = len(self.axis_order), self.turned // 2 // len(self.axis_order)
+        if self.bands == "shared":
+            return Fraction(step, share)
+        return Fraction(step * axes + self.axis_order.index(axis), share * axes)
 
 
 def channel_permutation(source: Layout, target: Layout) -> Tensor:
@@ -242,7 +244,8 @@ def convert(weight: Tensor, source: Layout, target: Layout) -> Tensor:
     """Return q or k rows in the target's channel order; convert q and k alike and scores stay the same.
 
     Args:
-        weight: `[heads * head_dim, ...]`: a projection weight, its bias, or `[head_dim]` of a q/k norm.
+        weight: `[heads * head_dim, ...]`: a projection weight, its bias, or `[head_dim]` of a q/k norm. Grouped queries
+            have fewer heads of k; each weight is converted by itself.
         source: layout the weight was trained with.
         target: layout of the attention that will use it. Coordinates and exempt tokens are not looked at: see
             `check_layout`.
@@ -257,10 +260,10 @@ def convert(weight: Tensor, source: Layout, target: Layout) -> Tensor:
         transformers' checkpoint converters permute q and k rows this way; skipping it gives no shape error and scores
         that are wrong by several units.
     """
-    if weight.shape[0] % source.head_dim:
+    if weight.ndim < 1 or not weight.shape[0] or weight.shape[0] % source.head_dim:
         raise PositionError(
-            f"weight has {weight.shape[0]} rows and head_dim is {source.head_dim}; whole heads are required. "
-            "Split q, k and v before converting."
+            f"weight has shape {tuple(weight.shape)} and head_dim is {source.head_dim}; rows of whole heads are "
+            "required. Split q, k and v before converting."
         )
     order = channel_permutation(source, target).to(weight.device)
     heads: Tensor = weight.unflatten(0, (-1, source.head_dim))

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
 
 from visionpos.errors import PositionError
 from visionpos.geometry.coords import coordinates
@@ -14,8 +15,6 @@ from visionpos.geometry.layout import convert
 from visionpos.geometry.rotation import Rotation
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from visionpos.geometry.layout import Layout
 
 _WIDTH = 16  # of the random tokens
@@ -39,7 +38,8 @@ def check_layout(
     Args:
         source: layout the weights were trained with.
         target: layout of the attention that will use them.
-        before: q and k projection weights `[heads * head_dim, width]` in the source's order; random when None.
+        before: q and k projection weights `[heads * head_dim, width]` in the source's order; random when None. Grouped
+            queries have fewer heads of k, each shared by neighbouring heads of q.
         after: the same weights in the target's order; `convert(before)` when None. Pass what a converter wrote to
             check it, or `before` again to see what skipping the conversion does.
         grid: rectangle to measure on; 3 x 5 when None. A square would hide swapped axes.
@@ -67,11 +67,16 @@ def check_layout(
     if before is None:
         rows = (source.head_dim, _WIDTH)
         before = (_normal(*rows, generator=generator), _normal(*rows, generator=generator))
-    before = (before[0].detach().double().cpu(), before[1].detach().double().cpu())
+    before = _checked("before", before, source)
     theirs = after is not None
     if after is None:
         after = (convert(before[0], source, target), convert(before[1], source, target))
-    after = (after[0].detach().double().cpu(), after[1].detach().double().cpu())
+    after = _checked("after", after, target)
+    if [part.shape for part in before] != [part.shape for part in after]:
+        raise PositionError(
+            f"before has shapes {_shapes(before)} and after {_shapes(after)}; the two must agree. Pass the same q and "
+            "k projections, before and after the conversion."
+        )
     exempt = source.prefix + source.suffix
     tokens = _normal(exempt + grid.size, before[0].shape[1], generator=generator)
     old, new = _scores(tokens, before, source, grid), _scores(tokens, after, target, grid)
@@ -89,6 +94,35 @@ def _normal(*shape: int, generator: torch.Generator | None) -> Tensor:
     return torch.randn(*shape, generator=generator, device=device, dtype=torch.float64).cpu()
 
 
+def _checked(name: str, weights: Any, layout: Layout) -> tuple[Tensor, Tensor]:
+    """Return q and k weights in float64 on the CPU, refusing what is no pair of projections of one attention."""
+    pair = isinstance(weights, (tuple, list)) and len(weights) == 2
+    if not pair or not all(isinstance(part, Tensor) and part.ndim == 2 for part in weights):
+        raise PositionError(
+            f"{name} is {_shapes(weights)}; two tensors [heads * head_dim, width], q and k, are required. Biases "
+            "and norms move with `convert` and have no scores of their own."
+        )
+    q, k = (part.detach().double().cpu() for part in weights)
+    heads, rest = divmod(q.shape[0], layout.head_dim)
+    kv_heads, kv_rest = divmod(k.shape[0], layout.head_dim)
+    whole = not rest and not kv_rest and 0 < kv_heads <= heads and heads % kv_heads == 0
+    if not whole or q.shape[1] != k.shape[1]:
+        raise PositionError(
+            f"{name} has shapes {_shapes(weights)} and head_dim is {layout.head_dim}; whole heads of one width are "
+            "required, and as many heads of q as of k or a multiple (grouped queries). Split q, k and v first."
+        )
+    return q, k
+
+
+def _shapes(weights: Any) -> str:
+    """Return what an error says of weights: their shapes, never their numbers."""
+    if isinstance(weights, Tensor):
+        return str(tuple(weights.shape))
+    if isinstance(weights, (tuple, list)):
+        return " and ".join(map(_shapes, weights))
+    return repr(weights)
+
+
 def _scores(tokens: Tensor, weights: tuple[Tensor, Tensor], layout: Layout, grid: Grid) -> Tensor:
     """Return `[heads, exempt + n, exempt + n]`, exempt tokens first whatever the layout does with them."""
     n, exempt = grid.size, layout.prefix + layout.suffix
@@ -103,7 +137,8 @@ def _scores(tokens: Tensor, weights: tuple[Tensor, Tensor], layout: Layout, grid
         x = (tokens[place] @ weight.mT).unflatten(-1, (-1, layout.head_dim)).transpose(0, 1)
         out = rotation.apply(x.unsqueeze(0), prefix=layout.prefix, suffix=layout.suffix)
         turned.append(out[0].index_select(1, place.argsort()))
-    scores: Tensor = turned[0] @ turned[1].mT
+    q, k = turned
+    scores: Tensor = q @ k.repeat_interleave(q.shape[0] // k.shape[0], 0).mT
     return scores
 
 

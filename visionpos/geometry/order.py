@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from visionpos.errors import PositionError
+from visionpos.geometry.grid import is_whole
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -76,8 +77,10 @@ def window_order(
         Qwen2.5-VL (arXiv 2502.13923): window 112 px = 4 x 4 merged cells; transformers vision_utils
         .get_vision_window_index, which pads with empty windows and drops them again.
     """
-    if window < 1:
-        raise PositionError(f"window is {window}; a side of at least 1 merged cell is required.")
+    if not is_whole(window):
+        raise PositionError(
+            f"window is {window!r}; a whole side of at least 1 merged cell is required."
+        )
     cells = grid.merged(merge)
     t, y, x = torch.meshgrid(
         *(torch.arange(side, device=device) for side in cells.shape), indexing="ij"
@@ -107,8 +110,10 @@ def token_order(cells: Tensor, unit: int) -> Tensor:
         >>> token_order(torch.tensor([1, 0]), 4).tolist()
         [4, 5, 6, 7, 0, 1, 2, 3]
     """
-    if unit < 1:
-        raise PositionError(f"unit is {unit}; at least 1 token a cell is required.")
+    if not is_whole(unit):
+        raise PositionError(
+            f"unit is {unit!r}; a whole number of at least 1 token a cell is required."
+        )
     return (cells.unsqueeze(-1) * unit + torch.arange(unit, device=cells.device)).flatten()
 
 

@@ -1,4 +1,4 @@
-"""Precision: a context in which autocast leaves matrix products alone."""
+"""Precision: values wide enough to form angles from, and a context in which autocast leaves products alone."""
 
 from __future__ import annotations
 
@@ -9,6 +9,13 @@ import torch
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
+
+    from torch import Tensor
+
+
+def wide(values: Tensor) -> Tensor:
+    """Return values in float32, or float64 if they are."""
+    return values if values.dtype == torch.float64 else values.to(torch.float32)
 
 
 def full_precision(device: torch.device) -> AbstractContextManager[None]:

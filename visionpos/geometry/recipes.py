@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal, get_args
+from typing import ClassVar, Literal
 
-from visionpos.errors import PositionError
+from visionpos.errors import PositionError, did_you_mean
 from visionpos.geometry.fields import check_fields
 
 Kernel = Literal["bicubic", "bilinear", "nearest"]
@@ -46,16 +46,10 @@ class Recipe:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        for name, kinds in (
-            ("kernel", Kernel),
-            ("sampling", Sampling),
-            ("border", Border),
-            ("boundaries", Boundaries),
-        ):
-            if getattr(self, name) not in get_args(kinds):
-                raise PositionError(
-                    f"{name} is {getattr(self, name)!r}; it must be one of {', '.join(map(repr, get_args(kinds)))}."
-                )
+        if self.drift < 0:
+            raise PositionError(
+                f"drift is {self.drift}; cells of at least 0 are required (0.1 in DINOv2)."
+            )
         if self.antialias and (
             self.sampling != "half_pixel" or self.kernel == "nearest" or self.drift
         ):
@@ -122,5 +116,6 @@ def recipe_of(recipe: str | Recipe) -> Recipe:
     if recipe not in RECIPES:
         raise PositionError(
             f"recipe is {recipe!r}; it must be a Recipe or one of {', '.join(sorted(RECIPES))}."
+            f"{did_you_mean(recipe, RECIPES)}"
         )
     return RECIPES[recipe]

@@ -75,7 +75,7 @@ def distances(offsets: Tensor, metric: Metric) -> Tensor:
         metric: "l1" adds the axes (steps along the lattice), "l2" is Euclid's, "linf" takes the longest axis.
 
     Returns:
-        `[...]`, in cells, at least 0.
+        `[...]`, in cells, at least 0; its gradient at difference 0 is 0.
 
     Raises:
         PositionError: for another metric.
@@ -87,7 +87,9 @@ def distances(offsets: Tensor, metric: Metric) -> Tensor:
     if metric == "l1":
         return offsets.abs().sum(-1)
     if metric == "l2":
-        return offsets.square().sum(-1).sqrt()
+        square = offsets.square().sum(-1)
+        still = square == 0  # the root has no slope there: its gradient would be NaN, and is 0
+        return torch.where(still, 0.0, torch.where(still, 1.0, square).sqrt())
     if metric == "linf":
         return offsets.abs().amax(-1)
     raise PositionError(f"metric is {metric!r}; it must be 'l1', 'l2' or 'linf'.")

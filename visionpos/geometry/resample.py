@@ -6,11 +6,13 @@ exportable.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
 
 from visionpos.errors import PositionError
+from visionpos.geometry.places import check_extent, check_points, check_sides
 from visionpos.geometry.precision import full_precision
 from visionpos.geometry.recipes import Recipe, recipe_of
 from visionpos.geometry.weights import axis_weights, bucket, exact_dtype, grid_weights
@@ -72,14 +74,27 @@ def resample(
             f"source has {source.frames} frames and target {target.frames}; tables are resized in space only. "
             "Give both the same frames."
         )
-    if extent_hw is not None and not all(side > 0 for side in extent_hw):
-        raise PositionError(f"extent_hw is {extent_hw}; two sides above 0, in cells, are required.")
-    if extent_hw is None and source == target:
+    if extent_hw is not None:
+        check_sides(extent_hw)
+    if extent_hw is None and same_grid(source, target):
         return table
     cells = table.narrow(-2, prefix, source.size)
     moved = _on_grid(cells, source, target, chosen, extent_hw or (target.height, target.width))
     ends = (table.narrow(-2, 0, prefix), table.narrow(-2, rows - suffix, suffix))
     return torch.cat([ends[0], moved, ends[1]], dim=-2) if prefix or suffix else moved
+
+
+def same_grid(source: Grid, target: Grid) -> bool:
+    """Return whether two grids are equal; False while an export leaves sides open, whose program must serve both.
+
+    A plain comparison would tie the program to its example, without a word. Weights of equal grids are an identity.
+    """
+    if not torch.compiler.is_exporting():
+        return source == target
+    from torch.fx.experimental.symbolic_shapes import statically_known_true
+
+    pairs = zip(source.shape, target.shape, strict=True)
+    return all(statically_known_true(one == other) for one, other in pairs)
 
 
 def _on_grid(
@@ -89,6 +104,7 @@ def _on_grid(
     high, wide = extent_hw
     if recipe.kernel == "nearest":
         return _gathered(cells, source, target, recipe, extent_hw)
+    recipe = _as_trained(recipe, extent_hw, source)
     height = grid_weights(source.height, target.height, recipe, cells.device, span=high)
     width = grid_weights(source.width, target.width, recipe, cells.device, span=wide)
     dtype = torch.promote_types(torch.float32, cells.dtype)
@@ -136,23 +152,31 @@ def sample_table(
         recipe: a name or a Recipe.
 
     Returns:
-        `[..., n, d]`; row-major integer coords of a Grid give `resample` exactly.
+        `[..., n, d]`; row-major integer coords of a Grid give `resample` exactly, but for the float32 "nearest"
+        dialects on the trained grid: their sources misplace cells there too, and `resample` gives the table itself.
 
     Raises:
-        PositionError: if shapes do not match, or the extent is not positive.
+        PositionError: if shapes do not match, the extent is not finite and above 0, or (on the CPU) a point is NaN.
     """
     chosen = recipe_of(recipe)
-    if coords_yx.shape[-1] != 2 or source.frames != 1 or table.shape[-2] != source.size:
+    check_points(coords_yx, 2, "coords_yx")
+    check_extent(extent_hw, coords_yx)
+    if source.frames != 1 or table.ndim != 2 or table.shape[-2] != source.size:
         raise PositionError(
-            f"coords_yx has {coords_yx.shape[-1]} axes, table {table.shape[-2]} rows and source {source.shape}; "
-            "[n, 2] points and one table row a cell of a one-frame grid are required. Cut prefix rows off first."
+            f"table {table.shape[0] if table.ndim else 0} rows of shape {tuple(table.shape)}, source {source.shape}; "
+            "[n, d], one row a cell of a one-frame grid, is required. Cut prefix rows off first."
         )
     # Places are formed in float64, as on a grid: float32 loses the fifth digit at 60 cells.
     points = coords_yx.to(exact_dtype(coords_yx.device))
     high, wide = _sides(extent_hw, points)
+    if not isinstance(extent_hw, torch.Tensor):
+        chosen = _as_trained(chosen, extent_hw, source)
     if chosen.kernel == "nearest":
         row = bucket(points[..., 0], source.height, high, chosen)
         return table[row * source.width + bucket(points[..., 1], source.width, wide, chosen)]
+    if isinstance(high, torch.Tensor) and chosen.drift:  # as `_as_trained`, sample by sample
+        own = (high == source.height) & (wide == source.width)
+        high, wide = (torch.where(own, side - chosen.drift, side) for side in (high, wide))
     rows = axis_weights(points[..., 0], source.height, high, chosen)  # [..., n, source y]
     columns = axis_weights(points[..., 1], source.width, wide, chosen)
     dtype = torch.promote_types(torch.float32, table.dtype)
@@ -162,18 +186,35 @@ def sample_table(
     return out.to(table.dtype)
 
 
+def _as_trained(recipe: Recipe, extent_hw: tuple[float, float], source: Grid) -> Recipe:
+    """Return the recipe as it reads a lattice: the trained one is served as it is, without drift or squeeze."""
+    moving = recipe.drift != 0.0 or recipe.sampling == "geometric"
+    if moving and torch.compiler.is_exporting():
+        _check_closed(extent_hw, source)
+    if not moving or tuple(extent_hw) != (source.height, source.width):
+        return recipe
+    return replace(recipe, drift=0.0, sampling="half_pixel")
+
+
+def _check_closed(extent_hw: tuple[float, float], source: Grid) -> None:
+    """Refuse an export that leaves open whether a lattice is the trained one, where that one is read otherwise."""
+    from torch.fx.experimental.symbolic_shapes import statically_known_true as known
+
+    sides = list(zip(extent_hw, (source.height, source.width), strict=True))
+    if not (all(known(a == b) for a, b in sides) or any(known(a != b) for a, b in sides)):
+        raise PositionError(
+            f"recipe serves its trained grid {source.height}x{source.width} otherwise than all others; one exported "
+            "program cannot do both. Export at a fixed size, keep the trained one out of the range, or use another "
+            "recipe."
+        )
+
+
 def _sides(
     extent_hw: tuple[float, float] | Tensor, points: Tensor
 ) -> tuple[float, float] | tuple[Tensor, Tensor]:
     """Return the height and the width of the wanted lattice: two numbers, or one `[..., 1]` a sample."""
     if isinstance(extent_hw, torch.Tensor):
-        if extent_hw.shape[-1:] != (2,) or extent_hw.ndim >= points.ndim:
-            raise PositionError(
-                f"extent_hw has shape {tuple(extent_hw.shape)} for points {tuple(points.shape)}; [..., 2], one pair a "
-                "sample, is required. Leave out the axis of the points."
-            )
         sides = extent_hw.to(points.dtype)
         return sides[..., 0].unsqueeze(-1), sides[..., 1].unsqueeze(-1)
-    if not all(side > 0 for side in extent_hw):
-        raise PositionError(f"extent_hw is {extent_hw}; two sides above 0, in cells, are required.")
-    return extent_hw
+    high, wide = extent_hw
+    return high, wide

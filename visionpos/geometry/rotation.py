@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Literal, get_args
 import torch
 
 from visionpos.errors import PositionError
+from visionpos.geometry.kept import picked
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -103,12 +104,12 @@ class Rotation:
         Args:
             indices: `[kept]` for one choice, or `[b, kept]` for one a sample (patch dropout); the result then
                 has shape `[b, heads or 1, kept, pairs]`.
+
+        Raises:
+            PositionError: if indices do not name tokens of this rotation; see `picked`.
         """
-        if indices.ndim == 1:
-            kept = [part.index_select(-2, indices) for part in (self.cos, self.sin)]
-        else:
-            kept = [_gather(part, indices) for part in (self.cos, self.sin)]
-        return Rotation(kept[0], kept[1], self.pairing, self.axes)
+        cos, sin = (picked(part, indices, own=2) for part in (self.cos, self.sin))
+        return Rotation(cos, sin, self.pairing, self.axes)
 
     def repeated(self, times: int) -> Rotation:
         """Return the rotation of `times` frames that share one, frame after frame (SAM 2's memory)."""
@@ -288,12 +289,3 @@ def _widened(part: Tensor, by: Rotation) -> Tensor:
         return torch.cat([part, part], dim=-1)
     runs: Tensor = part.unflatten(-1, (by.axes, -1))
     return torch.cat([runs, runs], dim=-1).flatten(-2)
-
-
-def _gather(part: Tensor, indices: Tensor) -> Tensor:
-    """Return `[b, heads or 1, kept, pairs]` of a table `[(heads,) n, pairs]` or `[b, heads, n, pairs]`."""
-    while part.ndim < 4:
-        part = part.unsqueeze(0)
-    part = part.expand(indices.shape[0], -1, -1, -1)
-    where = indices[:, None, :, None].expand(-1, part.shape[1], -1, part.shape[-1])
-    return part.gather(-2, where)

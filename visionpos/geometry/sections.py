@@ -9,6 +9,7 @@ import torch
 from visionpos.errors import PositionError
 from visionpos.geometry.fields import check_choice
 from visionpos.geometry.freqs import Order, ladder, on_axis
+from visionpos.geometry.grid import is_whole
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -36,9 +37,12 @@ def section_axes(
         [0, 1, 2, 0]
     """
     check_choice("order", order, get_args(Order))
-    counts = [int(count) for count in sections]
-    if not counts or min(counts) < 1:
-        raise PositionError(f"sections are {tuple(sections)}; at least 1 pair an axis is required.")
+    counts = list(sections)
+    if not counts or not all(map(is_whole, counts)):
+        raise PositionError(
+            f"sections are {tuple(sections)}; whole numbers of at least 1 pair an axis are required. Read them from "
+            "the checkpoint."
+        )
     if order == "contiguous":
         axis = [a for a, count in enumerate(counts) for _ in range(count)]
     else:
@@ -87,10 +91,11 @@ def clamped_axes(
     Reference:
         GenLIP as in timm's RotaryEmbeddingMRope, whose weights depend on it.
     """
-    if len(sections) < 1 or min(sections) < 0 or pairs < 1:
+    whole = all(count == 0 or is_whole(count) for count in sections)
+    if not sections or not whole or pairs < 1:
         raise PositionError(
-            f"sections are {tuple(sections)} over {pairs} pairs; numbers of at least 0 and at least 1 pair are "
-            "required."
+            f"sections are {tuple(sections)} over {pairs} pairs; whole numbers of at least 0 and at least 1 pair are "
+            "required. Read the sections from the checkpoint."
         )
     axes = len(sections)
     place = torch.arange(pairs, device=device)

@@ -7,6 +7,7 @@ pickle carry the pair along.
 
 from __future__ import annotations
 
+import inspect
 import math
 import threading
 from typing import TYPE_CHECKING, Any
@@ -14,26 +15,35 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from visionpos.encodings import Additive, Encoding, Rotary
+from visionpos.encodings import Biasing, Encoding, Rotary
 from visionpos.errors import PositionError
 from visionpos.geometry import Grid, Rotation
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from torch import Tensor
+
+    from visionpos.retrofit.lattice import Sites
 
 
 class Call:
     """What one forward pass knows: its grid, where its tokens are, which of them were kept, how strongly they turn."""
 
-    def __init__(self, grid: Grid, coords: Tensor | None, constant: float, task: int) -> None:
+    def __init__(
+        self, grid: Grid, coords: Tensor | None, constant: float, task: int, device: torch.device
+    ) -> None:
         self.grid = grid
+        self.device = device
         self.coords = coords  # [n, axes], or [draws, n, axes]
         self.constant = (
             constant  # of this pass: a schedule may move on before the backward pass recomputes it
         )
         self.kept: Tensor | None = None  # [b, kept] after patch dropout
         self.task = task
-        self.rotation: Rotation | None = None  # shared by the layers, where nothing learns
+        # Prefix tokens -> what the layers share, where nothing learns.
+        self.rotations: dict[int, Rotation] = {}
+        self.biases: dict[int, Tensor] = {}
 
     @property
     def tokens(self) -> int:
@@ -84,12 +94,16 @@ class _Source:
 class Attachment(nn.Module):
     """An encoding that sits on a model as the submodule `visionpos.<name>`.
 
+    Where layers differ in heads or channels, each size has an encoding of its own: `encoding` serves the first size,
+    `others` the rest.
+
     Args:
         encoding: the module that knows positions.
         strength: 0 leaves the model's outputs bit-identical, 1 is full; angles and added vectors are scaled by it.
         learn: make the strength a learned parameter that starts at this value.
         generator: source of training-time coordinate draws; torch's default when None. Copies of the model use the
             default.
+        others: the encodings of further sizes, by name.
     """
 
     learned_strength: nn.Parameter | None
@@ -101,14 +115,23 @@ class Attachment(nn.Module):
         strength: float,
         learn: bool,
         generator: torch.Generator | None = None,
+        others: Mapping[str, Encoding] | None = None,
     ) -> None:
         super().__init__()
         self.encoding = encoding
+        self.others = nn.ModuleDict(others or {})
+        # Whether a bias differs from layer to layer; no other takes a layer.
+        self.layered = "layer" in inspect.signature(encoding.forward).parameters
         self.constant = _checked(strength)
         # One number in one dimension: FSDP shards no scalars.
         self.learned_strength = nn.Parameter(torch.tensor([self.constant])) if learn else None
         self.relay = Relay()
         self.source = _Source(generator)
+
+    @property
+    def encodings(self) -> list[Any]:
+        """Return the encodings, one for each size of layers."""
+        return [self.encoding, *self.others.values()]
 
     @property
     def strength(self) -> Tensor | float:
@@ -149,39 +172,86 @@ class Attachment(nn.Module):
             coords = self.encoding.points(
                 grid, device=like.device, generator=self.source.generator, draws=draws
             )
-        self.relay.put(Call(grid, coords, self.constant, graph_task()))
+        self.relay.put(Call(grid, coords, self.constant, graph_task(), like.device))
 
-    def rotation(self, call: Call, layer: int, prefix: int) -> Rotation:
+    def rotation(self, call: Call, layer: int, prefix: int, group: int = 0) -> Rotation:
         """Return the rotation of all tokens of one layer, prefix tokens standing still."""
-        if call.rotation is not None:
-            return call.rotation
-        if not isinstance(self.encoding, Rotary) or call.coords is None:
+        if prefix in call.rotations and group == 0:
+            return call.rotations[prefix]
+        encoding = self.encodings[group]
+        if not isinstance(encoding, Rotary) or call.coords is None:
             raise PositionError(
-                f"encoding {type(self.encoding).__name__} gives no rotation; attach a rotary spec."
+                f"encoding {type(encoding).__name__} gives no rotation; attach a rotary spec."
             )
-        per_block = self.training and self.encoding.coords.scope == "block" and call.coords.ndim > 2
+        per_block = self.training and encoding.coords.scope == "block" and call.coords.ndim > 2
         coords = call.coords[layer] if per_block else call.coords
-        turns = self.encoding.angles(coords, layer)  # [(b,) (heads,) n, pairs]
-        if coords.ndim > 2 and turns.ndim == 3:
-            turns = turns.unsqueeze(1)  # one draw a sample: [b, 1, n, pairs]
-        if self.learned_strength is not None or call.constant != 1.0:
-            strength = call.constant if self.learned_strength is None else self.learned_strength
-            turns = turns * strength
-        rotation = self.encoding.rotation(turns)
+        rotation = self._turned(encoding, coords, layer, call.constant)
         rotation = rotation if call.kept is None else rotation.select(call.kept)
         rotation = rotation.padded(prefix)
         # A rotation that learns is formed in every block, so that checkpointing recomputes it there. A graph shares
         # equal expressions by itself, and a checkpoint inside a graph allows no writing.
-        alike = not self.encoding.layerwise and not per_block and not turns.requires_grad
-        if alike and not torch.compiler.is_compiling():
-            call.rotation = rotation
+        alike = not encoding.layerwise and not per_block and not rotation.cos.requires_grad
+        if alike and group == 0 and not torch.compiler.is_compiling():
+            call.rotations[prefix] = rotation
         return rotation
 
-    def added(self, grid: Grid, tokens: Tensor) -> Tensor:
+    def _turned(self, encoding: Rotary, coords: Tensor, layer: int, constant: float) -> Rotation:
+        turns = encoding.angles(coords, layer)  # [(b,) (heads,) n, pairs]
+        if coords.ndim > 2 and turns.ndim == 3:
+            turns = turns.unsqueeze(1)  # one draw a sample: [b, 1, n, pairs]
+        if self.learned_strength is not None or constant != 1.0:
+            strength = constant if self.learned_strength is None else self.learned_strength
+            turns = turns * strength
+        return encoding.rotation(turns)
+
+    def rotations(
+        self, sites: Sites, layer: int, group: int, device: torch.device
+    ) -> dict[str, Rotation]:
+        """Return the rotations of "q" and "k" in an attention that tells its own grid.
+
+        In training every attention draws for itself, from torch's default generator, which checkpointing replays.
+        """
+        encoding: Rotary = self.encodings[group]
+        points = encoding.points(sites.grid, device=device)
+        q = self._turned(encoding, sites.queries(points), layer, self.constant)
+        k = q if sites.alike else self._turned(encoding, sites.keys(points), layer, self.constant)
+        return {"q": q.padded(sites.prefix), "k": k.padded(sites.prefix)}
+
+    def bias(self, call: Call, layer: int, prefix: int, group: int = 0) -> Tensor:
+        """Return the bias of all pairs of tokens of one layer, `[1 or b, heads, n, n]`."""
+        if prefix in call.biases and group == 0:
+            return call.biases[prefix]
+        encoding: Biasing = self.encodings[group]
+        own = {"layer": layer} if self.layered else {}
+        rows: Tensor = encoding(call.grid, prefix=prefix, device=call.device, **own)  # [heads, n, n]
+        constant = call.constant if self.learned_strength is None else self.learned_strength
+        rows = rows * constant
+        if call.kept is None:
+            rows = rows.unsqueeze(0)
+        else:
+            front = torch.arange(prefix, device=call.kept.device).expand(call.kept.shape[0], -1)
+            kept = torch.cat([front, call.kept + prefix], dim=1)  # [b, n]
+            rows = rows[:, kept.unsqueeze(-1), kept.unsqueeze(-2)].transpose(0, 1)
+        alike = not own and not rows.requires_grad
+        if alike and group == 0 and not torch.compiler.is_compiling():
+            call.biases[prefix] = rows
+        return rows
+
+    def biases(self, sites: Sites, layer: int, group: int, device: torch.device) -> Tensor:
+        """Return the bias of every query and key in an attention that tells its own grid, `[heads, n, m]`."""
+        encoding: Biasing = self.encodings[group]
+        own = {"layer": layer} if self.layered else {}
+        rows = encoding(sites.grid, prefix=sites.prefix, device=device, **own)
+        if not sites.alike:  # queries stand on some points of the keys' grid
+            points = torch.arange(sites.grid.size, device=rows.device).unsqueeze(-1)
+            rows = rows[:, sites.queries(points).flatten()]
+        scaled: Tensor = rows * self.strength
+        return scaled
+
+    def added(self, grid: Grid, tokens: Tensor, group: int = 0) -> Tensor:
         """Return patch tokens `[b, n, d]` or `[b, y, x, d]` with the encoding's vectors added."""
-        if not isinstance(self.encoding, Additive):
-            return tokens
-        rows: Tensor = self.encoding(grid, device=tokens.device)
+        encoding: Any = self.encodings[group]
+        rows: Tensor = encoding(grid, device=tokens.device)
         rows = rows if tokens.ndim == 3 else rows.unflatten(0, tokens.shape[1:3])
         moved: Tensor = tokens + (rows * self.strength).to(tokens.dtype)
         return moved

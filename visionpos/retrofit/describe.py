@@ -1,22 +1,49 @@
-"""describe: what position parts a model has, as a table of plain rows; and its lineage."""
+"""describe: what position parts a model has, as a table of plain rows."""
 
 from __future__ import annotations
 
 import dataclasses
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from visionpos.checkpoint import Lineage
-from visionpos.config import plain
+from visionpos.encodings import Additive
+from visionpos.errors import PositionError
 from visionpos.retrofit.attach import attachments
+from visionpos.retrofit.lineage import lineage
 from visionpos.retrofit.ports import ports_of
 from visionpos.retrofit.recipes import recipe_for
-from visionpos.retrofit.resize import table_record
+from visionpos.retrofit.records import record_of
 from visionpos.retrofit.rope import own_rope, spec_of_rope
-from visionpos.retrofit.seams import grid_of, row_of, table_prefix
+from visionpos.retrofit.seams import class_row, prefix_of, row_of
+from visionpos.retrofit.tables import Table, tables_of
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from torch import nn
+
+__all__ = ["Part", "describe", "lineage", "unclaimed"]
+
+# What a name looks like that holds positions. A gate, scale or norm beside a table is none.
+_POSITIONAL = re.compile(
+    r"(^|\.)(pos_embed|pos_emb|patch_pos|pixel_pos|position_embedding|abs_pos|rel_pos|relative_position|relative_coord"
+    r"|attention_bias|height_rel|width_rel|height_lookup|width_lookup|rel_ind|rel_coords|cpb_mlp|meta_mlp|pos_proj"
+    r"|(rope|freqs|cpe\d?|crpe|pos_enc|pos_block)(\.|$))"
+)
+_WHAT = {
+    "abs_tiled": "tiled over the map",
+    "log_mlp": "network of log coordinates, any size",
+    "offset_feature": "projects distances, any size",
+    "fourier": "fixed waves and a projection, any size",
+    "conv": "depthwise convolution over the map, any size",
+    "lambda": "relative positions inside a lambda layer",
+    "index_lookup": "one row a coordinate, looked up, never resampled",
+    "rotary": "coordinates and bands of timm",
+    "axis_table": "one table an axis, multiplied with the query",
+    "abs_offset": "one number a head and absolute difference",
+    "rel_table": "one number a head and difference",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,10 +51,12 @@ class Part:
     """One position part of a model.
 
     Args:
-        kind: "table", "rotary", "attached" or "ports".
+        kind: "table" (absolute), "abs_tiled", "rel_table", "abs_offset", "axis_table", "log_mlp", "offset_feature",
+            "rotary", "fourier", "conv", "lambda", "index_lookup", "attached", "ports", or "unknown" for what looks
+            positional and has no row.
         path: where it is on the model.
         shape: size of its parameter, () if it has none.
-        grid_hw: grid it serves, or None if it serves any.
+        grid_hw: grid or window it serves, or None if it serves any.
         prefix: leading rows or tokens without position.
         detail: what a reader wants to know next: recipe, spec, strength.
     """
@@ -44,10 +73,8 @@ def describe(model: nn.Module) -> list[Part]:
     """Return every position part of a model, in the order in which tokens meet them.
 
     Args:
-        model: a timm VisionTransformer or Eva, or a subclass.
-
-    Raises:
-        PositionError: if the class has no row in the seam table.
+        model: a timm model. Position modules are known in any model; of a class that has no row in the seam table,
+            what looks positional besides is listed as "unknown".
 
     Example:
         >>> import timm
@@ -55,91 +82,103 @@ def describe(model: nn.Module) -> list[Part]:
         ['table', 'ports']
     """
     whole: Any = model
-    parts = [part for part in (_table(whole), _rotary(whole)) if part is not None]
-    parts += [_attached(name, part) for name, part in attachments(model).items()]
-    ports = ports_of(whole)
-    detail = f"{len(ports)} attentions, {ports[0].heads} heads of {ports[0].head_dim} channels"
-    parts.append(
-        Part(
-            kind="ports",
-            path=row_of(whole).blocks,
-            shape=(),
-            grid_hw=None,
-            prefix=int(whole.num_prefix_tokens),
-            detail=f"{detail}, q and k after {ports[0].seams.q} and {ports[0].seams.k}",
-        )
-    )
-    return parts
+    known = class_row(model) is not None
+    tables = tables_of(model)
+    rotary = _rotary(whole) if known else None
+    parts = [
+        _table(whole, group) for group in _grouped(tables) if not _is_own(whole, group, rotary)
+    ]
+    first = sum(table.module is None for table in tables)
+    parts[first:first] = [] if rotary is None else [rotary]
+    prefix = prefix_of(whole) if known else 0
+    parts += [_attached(name, part, prefix) for name, part in attachments(model).items()]
+    parts += _ports(whole, known=known)
+    return parts + list(_unknown(whole, known=known))
 
 
-def lineage(model: nn.Module, *, source: str = "") -> Lineage:
-    """Return where the positions of a model come from, for the header of its checkpoint.
-
-    Args:
-        model: a timm VisionTransformer or Eva, or a subclass.
-        source: free text: the checkpoint these weights started from.
-    """
-    whole: Any = model
-    grid = grid_of(whole)
-    patch = getattr(whole, row_of(whole).patch_embed)
-    # A model freed of a fixed size still has the grid that its table serves.
-    step_hw = patch.feat_ratio(as_scalar=False)
-    size_hw = patch.img_size or (grid.height * step_hw[0], grid.width * step_hw[1])
-    spec = spec_of_rope(own_rope(whole))
-    cfg = getattr(whole, "pretrained_cfg", None) or {}
-    return Lineage(
-        model=cfg.get("architecture") or type(whole).__name__,
-        image_size_hw=(int(size_hw[0]), int(size_hw[1])),
-        grid_hw=(grid.height, grid.width),
-        prefix=int(whole.num_prefix_tokens),
-        tables=_tables(whole),
-        encodings={
-            name: {"spec": plain(part.encoding.spec), "learned": part.learned_strength is not None}
-            | ({} if part.learned_strength is not None else {"strength": part.constant})
-            for name, part in attachments(model).items()
-        },
-        rope=None if spec is None else plain(spec),
-        build=_build(whole),
-        source=source,
-    )
+def unclaimed(model: nn.Module) -> list[str]:
+    """Return the names of parameters and buffers that look positional and belong to no part."""
+    tables = tables_of(model)
+    claimed = [table.path for table in tables]
+    owners = [_owner_path(table) for table in tables if table.module is not None]
+    rope = class_row(model) and row_of(model).rope
+    claimed += [str(rope)] if rope else []
+    names = [name for name, _ in [*model.named_parameters(), *model.named_buffers()]]
+    return [
+        name
+        for name in names
+        if _POSITIONAL.search(name)
+        and not name.startswith("visionpos.")
+        and not any(name == path or name.startswith(f"{path}.") for path in claimed)
+        and name.rpartition(".")[0] not in owners
+    ]
 
 
-def _build(model: Any) -> dict[str, Any]:
-    """Return what two models of one name can differ in without a tensor that shows it."""
-    port = ports_of(model)[0]
-    act = getattr(getattr(model.blocks[0], "mlp", None), "act", None)
-    return {
-        "depth": len(model.blocks),
-        "embed_dim": int(model.embed_dim),
-        "num_heads": port.heads,
-        "head_dim": port.head_dim,
-        "global_pool": str(model.global_pool),
-        "act": type(act).__name__,
-        "norm": type(model.norm).__name__,
-        "fc_norm": type(getattr(model, "fc_norm", None)).__name__,
-        "dynamic_img_size": bool(getattr(model, "dynamic_img_size", False)),
-    }
+def _owner_path(table: Table) -> str:
+    """Return the path of the position module that a table belongs to."""
+    return table.path.removesuffix(table.seams.path).rstrip(".")
 
 
-def _table(model: Any) -> Part | None:
-    name = row_of(model).table
-    table = getattr(model, name)
-    if table is None:
-        return None
-    grid, record = grid_of(model), table_record(model)
-    recipe, reason = recipe_for(model)
-    detail = f"recipe {recipe} ({reason})"
-    if record is not None:
-        came = record.source_grid
-        detail = f"recipe {record.recipe}, evaluated from {came.height}x{came.width}"
+def _grouped(tables: list[Table]) -> list[list[Table]]:
+    """Return the tables of one part together: those of a position module, and those of the axes of one table."""
+    groups: dict[Any, list[Table]] = {}
+    for table in tables:
+        axis = table.seams.layout in ("axis_h", "axis_w", "axis_line")
+        key: Any = (id(table.base), "module") if table.module is not None else table.path
+        groups.setdefault((id(table.owner), "axes") if axis else key, []).append(table)
+    return list(groups.values())
+
+
+def _is_own(model: Any, group: list[Table], rotary: Part | None) -> bool:
+    """Return whether a part is the model's own rotary encoding, which has a row of its own."""
+    return rotary is not None and group[0].path == row_of(model).rope
+
+
+def _table(model: Any, group: list[Table]) -> Part:
+    table = group[0]
+    sides = [one.sides for one in group]
+    grid = sides[0]
+    if len(group) > 1 and sides[0] and sides[1]:
+        grid = (max(sides[0][0], sides[1][0]), max(sides[0][1], sides[1][1]))
+    kind = "table" if table.seams.kind == "abs" else table.seams.kind
+    others = ", ".join(one.path.rpartition(".")[2] for one in group[1:])
+    detail = "; ".join(filter(None, (_recipe(model, table), others and f"with {others}")))
     return Part(
-        kind="table",
-        path=name,
-        shape=tuple(table.shape),
-        grid_hw=(grid.height, grid.width),
-        prefix=table_prefix(model),
+        kind=kind,
+        path=table.path,
+        shape=table.shape,
+        grid_hw=grid,
+        prefix=table.prefix,
         detail=detail,
     )
+
+
+def _recipe(model: Any, table: Table) -> str:
+    """Return how a table follows other sizes, and what it is."""
+    seams, what = table.seams, _WHAT.get(table.seams.kind, "")
+    note = row_of(model).note if table.module is None and class_row(model) is not None else ""
+    if not table.moves:
+        how = (
+            f"resampled at every forward, recipe {seams.recipe}"
+            if seams.recipe not in ("checkpoint", "runtime")
+            else ""
+        )
+        how = (
+            "resampled at every forward, as the model was built to"
+            if seams.recipe == "runtime"
+            else how
+        )
+        return "; ".join(filter(None, (what, how, note))) or "same at every size"
+    record = record_of(model, table.path, table.value)
+    if record is not None:
+        came = record.source_grid
+        how = f"recipe {record.recipe}, evaluated from {came.height}x{came.width}"
+    elif seams.recipe == "checkpoint":
+        recipe, reason = recipe_for(model)
+        how = f"recipe {recipe} ({reason})"
+    else:
+        how = f"recipe {seams.recipe} (of its class)"
+    return "; ".join(filter(None, (what, how, note)))
 
 
 def _rotary(model: Any) -> Part | None:
@@ -153,12 +192,12 @@ def _rotary(model: Any) -> Part | None:
         path=str(row_of(model).rope),
         shape=() if freqs is None else tuple(freqs.shape),
         grid_hw=None if fixed is None else (int(fixed[0]), int(fixed[1])),
-        prefix=int(model.num_prefix_tokens),
+        prefix=prefix_of(model),
         detail=f"{type(rope).__name__}: {_short(spec) if spec else 'coordinates and bands of timm'}",
     )
 
 
-def _attached(name: str, part: Any) -> Part:
+def _attached(name: str, part: Any, prefix: int) -> Part:
     learned = part.learned_strength is not None
     strength = float(part.strength.detach()) if learned else part.constant
     kind = "learned strength" if learned else "strength"
@@ -168,9 +207,50 @@ def _attached(name: str, part: Any) -> Part:
         path=f"visionpos.{name}",
         shape=shapes[0] if shapes else (),
         grid_hw=None,
-        prefix=part.encoding.dims.prefix,
+        prefix=prefix if isinstance(part.encoding, Additive) else part.encoding.dims.prefix,
         detail=f"{kind} {strength:g}, {_short(part.encoding.spec)}",
     )
+
+
+def _ports(model: Any, *, known: bool) -> list[Part]:
+    """Return one row for all attentions at which q and k can be turned, none if there is none."""
+    try:
+        ports: list[Any] = ports_of(model)
+    except PositionError:
+        return []
+    if not ports:
+        return []
+    sizes = sorted({(port.heads, port.head_dim) for port in ports})
+    heads = ", ".join(f"{heads} heads of {channels} channels" for heads, channels in sizes)
+    taps = " and ".join(dict.fromkeys(tap.at for tap in ports[0].seams.taps))
+    return [
+        Part(
+            kind="ports",
+            path=row_of(model).blocks if known else "",
+            shape=(),
+            grid_hw=None,
+            prefix=prefix_of(model) if known else 0,
+            detail=f"{len(ports)} attentions, {heads}, q and k after {taps}",
+        )
+    ]
+
+
+def _unknown(model: Any, *, known: bool) -> Iterator[Part]:
+    """Yield what looks positional and has no row; for a class without a row, at least one line that says so."""
+    sentence = f"no row for {type(model).__name__}; attach and resize refuse"
+    names = unclaimed(model)
+    state = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    for name in names:
+        yield Part(
+            kind="unknown",
+            path=name,
+            shape=tuple(state[name].shape),
+            grid_hw=None,
+            prefix=0,
+            detail=f"looks positional; {'not in the row of its class' if known else sentence}",
+        )
+    if not known and not names:
+        yield Part(kind="unknown", path="", shape=(), grid_hw=None, prefix=0, detail=sentence)
 
 
 def _short(spec: Any) -> str:
@@ -190,20 +270,3 @@ def _changed(spec: Any) -> dict[str, Any]:
         if usual is dataclasses.MISSING or value != usual:
             changed[field.name] = _changed(value) if dataclasses.is_dataclass(value) else value
     return changed
-
-
-def _tables(model: Any) -> dict[str, dict[str, Any]]:
-    name = row_of(model).table
-    if getattr(model, name) is None:
-        return {}
-    grid, record = grid_of(model), table_record(model)
-    came = grid if record is None else record.source_grid
-    recipe = recipe_for(model)[0] if record is None else record.recipe
-    return {
-        name: {
-            "grid_hw": [grid.height, grid.width],
-            "source_grid_hw": [came.height, came.width],
-            "recipe": recipe,
-            "prefix": table_prefix(model),
-        }
-    }

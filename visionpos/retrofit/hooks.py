@@ -11,49 +11,59 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import torch
-from timm.layers import PatchDropout, patch_dropout_forward
 
-from visionpos.attention import turn
-from visionpos.encodings import Additive
+from visionpos.encodings import Conditional, Rotary
 from visionpos.errors import PositionError
-from visionpos.geometry import Grid
+from visionpos.geometry import Grid, Rotation
 from visionpos.retrofit.attachment import Attachment, Call, Relay, graph_task
+from visionpos.retrofit.seams import sides_of
+from visionpos.retrofit.taps import turned
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from visionpos.geometry import Rotation
-    from visionpos.retrofit.ports import PortSeams
+    from visionpos.retrofit.ports import Port
 
 
 class GridHook:
-    """After patch_embed: opens the call, and adds what an additive encoding gives."""
+    """After patch_embed: opens the call."""
 
     def __init__(self, owner: Attachment) -> None:
         self.owner = owner
 
-    def __call__(self, module: Any, args: tuple[Tensor, ...], output: Tensor) -> Tensor | None:
-        """Return the patch tokens with the encoding added, or None to leave them."""
-        if self.owner.idle:
-            return None
-        grid = Grid(*module.dynamic_feat_size(args[0].shape[-2:]))
-        if isinstance(self.owner.encoding, Additive):
-            return self.owner.added(grid, output)
-        self.owner.open(grid, output)
-        return None
+    def __call__(
+        self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
+    ) -> None:
+        """Begin a forward pass over the grid that the patches lie on."""
+        if not self.owner.idle:
+            grid = grid_seen(module, args, kwargs, output)
+            self.owner.open(grid, output[0] if isinstance(output, tuple) else output)
 
 
-class DropHook:
-    """After a patch dropout: records which tokens were kept."""
+def grid_seen(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Grid:
+    """Return the grid of patches that a patch embedding has just made.
 
-    def __init__(self, owner: Attachment) -> None:
-        self.owner = owner
-
-    def __call__(self, module: Any, args: tuple[Tensor, ...], output: Any) -> None:  # noqa: ARG002 (torch's signature)
-        """Record the kept indices: a second output, or what a RecordingDrop remembers."""
-        call: Call | None = self.owner.relay.get()
-        if not self.owner.idle and call is not None:
-            call.kept = output[1] if isinstance(output, tuple) else module.relay.get()
+    Raises:
+        PositionError: if patches came with coordinates of their own.
+    """
+    if not isinstance(output, tuple) and hasattr(module, "dynamic_feat_size"):
+        return Grid(*module.dynamic_feat_size(args[0].shape[-2:]))
+    if not isinstance(output, tuple):
+        sides = sides_of(module) if output.ndim == 3 else output.shape[-2:]
+        assert sides is not None  # noqa: S101 (rows name patch modules that state their grid)
+        return Grid(*sides)
+    if isinstance(output[1], (tuple, list, torch.Size)):
+        return Grid(int(output[1][0]), int(output[1][1]))
+    image = args[0]
+    given = [*args[1:], *kwargs.values()]
+    if isinstance(image, torch.Tensor) and image.ndim == 4 and all(item is None for item in given):
+        return Grid(
+            *(side // step for side, step in zip(image.shape[-2:], module.patch_size, strict=True))
+        )
+    raise PositionError(
+        "patch_coord is given; an attached encoding serves whole images [b, channels, height, width], all of one size. "
+        "Pass images, or detach the encoding."
+    )
 
 
 class MarkHook:
@@ -72,43 +82,77 @@ class MarkHook:
 class BlockHooks:
     """Around a block: finds the call of the block's input, and hands it on with the output."""
 
-    def __init__(self, owner: Attachment, tag: str, layer: int) -> None:
-        self.owner, self.tag, self.layer = owner, tag, layer
-        self.relay = Relay()  # (rotation, backward pass) while the block runs
+    def __init__(
+        self,
+        owner: Attachment,
+        tag: str,
+        layer: int,
+        *,
+        depth: int,
+        group: int = 0,
+        item: int = 0,
+        rest: bool = False,
+    ) -> None:
+        self.owner, self.tag, self.layer, self.group = owner, tag, layer, group
+        self.last = layer == depth - 1
+        self.item, self.rest = item, rest
+        self.relay = Relay()  # (rotation or bias, backward pass) while the block runs
 
     def enter(self, x: Tensor) -> None:
         """Find the call of the block's input and form this layer's rotation."""
         if self.owner.idle:
             return
-        call, prefix = self._call_of(x), self.owner.encoding.dims.prefix
+        call = self._call_of(x)
+        prefix = self._prefix(call, x)
         if x.shape[1] != prefix + call.tokens:
             raise PositionError(
                 f"block {self.layer} got {x.shape[1]} tokens; {call.tokens} patches and {prefix} prefix tokens were "
                 "expected. Tokens may be dropped by patch_drop_rate alone, whose indices are followed; attach again "
                 "after a change of prefix tokens."
             )
-        if not _traced_whole(x, self.tag):
-            self.relay.put((self.owner.rotation(call, self.layer, prefix), graph_task()))
+        traced = _traced_whole(x, self.tag)
+        if self.rest or not traced:
+            self.relay.put((self._given(call, prefix), graph_task()))
+        if not traced:
             _mark(x, self.tag, call)
+
+    def _prefix(self, call: Call, x: Tensor) -> int:
+        """Return the tokens in front of the grid, counted where some blocks have them and others not."""
+        own: int = self.owner.encodings[self.group].dims.prefix
+        return max(own, x.shape[1] - call.tokens) if self.rest else own
+
+    def _given(self, call: Call, prefix: int) -> Any:
+        """Return the rotation, or the bias, of this layer; the call itself where tokens are mixed."""
+        owner = self.owner
+        if isinstance(owner.encoding, Conditional):
+            return call
+        give = owner.rotation if isinstance(owner.encoding, Rotary) else owner.bias
+        if self.group:
+            return give(call, self.layer, prefix, self.group)
+        return give(call, self.layer, prefix)
 
     def leave(self, x: Tensor, output: Any) -> None:
         """Mark the output with the call, so that the next block, now or in a recomputation, finds it."""
-        if self.owner.idle or _traced_whole(x, self.tag):
+        if self.owner.idle:
             return
-        self.relay.put(None)
+        traced = _traced_whole(x, self.tag)
+        if self.rest or not traced:
+            self.relay.put(None)
+        if traced:
+            return
         call: Call | None = getattr(x, self.tag, None)
         if call is not None and isinstance(output, torch.Tensor):
             _mark(output, self.tag, call)
-        if self.layer == self.owner.encoding.dims.depth - 1 and graph_task() == -1:
+        if self.last and graph_task() == -1:
             self.owner.relay.put(None)  # the call is over: unmarked tokens must not find it later
 
-    def rotation(self) -> Rotation:
-        """Return the rotation of this block in this call."""
-        handed: tuple[Rotation, int] | None = self.relay.get()
+    def handed(self, *_: Any) -> Any:
+        """Return the rotation, or the bias, of this block in this call."""
+        handed: tuple[Any, int] | None = self.relay.get()
         traced = torch.compiler.is_compiling()
         if handed is None and traced and self.owner.relay.get() is not None:
-            prefix = self.owner.encoding.dims.prefix
-            return self.owner.rotation(self.owner.relay.get(), self.layer, prefix)
+            prefix = self.owner.encodings[self.group].dims.prefix
+            return self._given(self.owner.relay.get(), prefix)
         if handed is None or (handed[1] != graph_task() and not traced):
             raise PositionError(
                 f"attention of block {self.layer} ran without its block, so the grid of this call is unknown. "
@@ -146,7 +190,7 @@ class EnterHook:
 
     def __call__(self, module: Any, args: tuple[Any, ...]) -> None:  # noqa: ARG002 (torch's signature)
         """Prepare the block for its input."""
-        self.block.enter(args[0])
+        self.block.enter(args[self.block.item])
 
 
 class LeaveHook:
@@ -157,57 +201,65 @@ class LeaveHook:
 
     def __call__(self, module: Any, args: tuple[Any, ...], output: Any) -> None:  # noqa: ARG002 (torch's signature)
         """Hand the call on with the block's output."""
-        self.block.leave(args[0], output)
+        item = self.block.item
+        self.block.leave(args[item], output[item] if isinstance(output, tuple) else output)
 
 
 class TurnHook:
-    """After q_norm or k_norm: turns q or k by the rotation of the block it is in."""
+    """After what hands out q or k: turns them by the rotation of the block or attention it is in."""
 
-    def __init__(self, block: BlockHooks, seams: PortSeams) -> None:
-        self.block, self.owner, self.layout = block, block.owner, seams.layout
+    def __init__(self, within: Any, port: Port, number: int, head: int | None) -> None:
+        self.within, self.owner = within, within.owner
+        self.tap, self.head, self.late = port.seams.taps[number], head, port.seams.late
+        self.heads = port.key_heads if self.tap.holds == "k" else port.heads
+        self.head_dim, self.holder = port.head_dim, port.holder if port.seams.late else None
 
     def __call__(  # torch's signature
         self,
         module: Any,  # noqa: ARG002
-        args: tuple[Tensor, ...],  # noqa: ARG002
+        args: tuple[Tensor, ...],
         output: Tensor,
     ) -> Tensor | None:
-        """Return q or k turned, or None to leave it."""
-        if self.owner.idle:
-            return None
-        rotation = self.block.rotation()
-        if self.layout == "bnhd":
-            return turn(output.transpose(1, 2), rotation).transpose(1, 2)
-        return turn(output, rotation)
+        """Return q and k turned, or None to leave them."""
+        return None if self.owner.idle else self.turn(output, args)
+
+    def turn(self, x: Tensor, args: tuple[Any, ...]) -> Tensor:
+        """Return a tensor that carries q or k, with them turned; `args` are those of the module that gave it."""
+        handed = self.within.handed(args)
+        by = handed if isinstance(handed, dict) else {"q": handed, "k": handed}
+        heads = self.heads
+        if self.head is not None:  # one module a head
+            by, heads = {slot: _of_head(rotation, self.head) for slot, rotation in by.items()}, 1
+        late = self._late()
+        if late is None:
+            return turned(x, self.tap, by, heads=heads, head_dim=self.head_dim)
+        # The attention adds its biases after this port: they must turn too.
+        out = turned(x + late, self.tap, by, heads=heads, head_dim=self.head_dim) - late
+        return out.to(x.dtype)
+
+    def _late(self) -> Tensor | None:
+        biases = [getattr(self.holder, name) for name in self.late]
+        return None if not biases or biases[0] is None else torch.cat(biases)
 
 
-class RecordingDrop(PatchDropout):  # type: ignore[misc]  # timm's types are skipped
-    """PatchDropout that remembers which tokens it kept; the same draw, the same tokens as without it.
+def _of_head(rotation: Rotation, head: int) -> Rotation:
+    """Return the rotation of one head."""
+    if rotation.cos.ndim == 2:
+        return rotation
+    cos, sin = (part[..., head : head + 1, :, :] for part in (rotation.cos, rotation.sin))
+    return Rotation(cos, sin, rotation.pairing, rotation.axes)
 
-    A PatchDropout becomes one by its class alone, so that rate, mode and hooks stay those of the model's own object.
-    """
 
-    relay: Relay
+class FlagHook:
+    """Around an attention whose port acts under a flag alone: sets it, and sets it back."""
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Return the kept tokens, `[b, prefix + kept, d]`."""
-        tokens: Tensor
-        tokens, kept = patch_dropout_forward(
-            x, self.prob, self.num_prefix_tokens, self.ordered, self.training
-        )
-        self.relay.put(kept)
-        return tokens
+    def __init__(self, owner: Attachment, flag: str, *, own: bool) -> None:
+        self.owner, self.flag, self.own = owner, flag, own
 
-    @staticmethod
-    def take(drop: Any) -> None:
-        """Make a PatchDropout record."""
-        drop.__class__, drop.relay = RecordingDrop, Relay()
-
-    @staticmethod
-    def release(drop: Any) -> None:
-        """Make it a PatchDropout again."""
-        del drop.relay
-        drop.__class__ = PatchDropout
+    def __call__(self, module: Any, args: tuple[Any, ...], output: Any = None) -> None:  # noqa: ARG002 (torch's signature)
+        """Set the flag before the attention runs, and what it was before after it."""
+        before = output is None
+        setattr(module, self.flag, self.own or (before and not self.owner.idle))
 
 
 def _mark(x: Tensor, tag: str, call: Call) -> None:

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 from timm.optim import param_groups_layer_decay, param_groups_weight_decay
+from torch import nn
 
 from visionpos.errors import PositionError
 from visionpos.retrofit.attach import CONTAINER, attachments
-from visionpos.retrofit.rope import own_rope
+from visionpos.retrofit.seams import row_of
+from visionpos.retrofit.tables import tables_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-    from torch import nn
 
 
 def parameter_groups(
@@ -41,11 +41,7 @@ def parameter_groups(
             f"weight_decay is {weight_decay} and layer_decay {layer_decay}; at least 0, and in (0, 1] or None, "
             "are required."
         )
-    whole: Any = model
-    still = set(whole.no_weight_decay()) if hasattr(whole, "no_weight_decay") else set()
-    still |= {name for name, _ in model.named_parameters() if name.startswith("visionpos.")}
-    if own_rope(whole) is not None:
-        still |= {f"rope.{name}" for name, _ in own_rope(whole).named_parameters()}
+    still = _still(model)
     if layer_decay is None:
         groups: list[dict[str, Any]] = param_groups_weight_decay(
             model, weight_decay, no_weight_decay_list=sorted(still)
@@ -63,6 +59,18 @@ def parameter_groups(
         if weight.requires_grad
     ]
     return groups + ([{"params": new, "weight_decay": 0.0, "lr_scale": 1.0}] if new else [])
+
+
+def _still(model: Any) -> set[str]:
+    """Return the parameters that must not decay: what timm names, all tables, rotary frequencies and attachments."""
+    rope = row_of(model).rope
+    inside = ("visionpos.",) if rope is None else ("visionpos.", f"{rope}.")
+    still = {name for name, _ in model.named_parameters() if name.startswith(inside)}
+    still |= {table.path for table in tables_of(model) if isinstance(table.value, nn.Parameter)}
+    # A class may name none, or, as timm's Hiera can, ask for a table that it has not.
+    with suppress(AttributeError):
+        still |= set(model.no_weight_decay())
+    return still
 
 
 @contextmanager

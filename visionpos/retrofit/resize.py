@@ -6,7 +6,7 @@ Everything is computed and checked first and assigned last, so a refusal leaves 
 from __future__ import annotations
 
 import dataclasses
-import operator
+import warnings
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,39 +14,40 @@ from torch import nn
 
 from visionpos.encodings import Rotary
 from visionpos.errors import PositionError
-from visionpos.geometry import CoordSpec, Grid, resample
-from visionpos.geometry.recipes import recipe_of
+from visionpos.geometry import CoordSpec, Grid
 from visionpos.retrofit.attach import attachments
-from visionpos.retrofit.recipes import recipe_for
+from visionpos.retrofit.layouts import check_rows, moved_table
+from visionpos.retrofit.patches import Kernel, patch_of
+from visionpos.retrofit.records import (
+    Moved,
+    TableRecord,
+    check_optimizer,
+    move_moments,
+    recipe_of_table,
+    record_of,
+    refill,
+    remember,
+    table_record,
+)
+from visionpos.retrofit.resizing import Move, move_patch, rewrite, scale
 from visionpos.retrofit.rope import give_rope, spec_at_extent, with_extent
-from visionpos.retrofit.seams import grid_of, row_of, table_prefix
+from visionpos.retrofit.seams import ModelSeams, find, grid_of, matches, row_of, sides_of
+from visionpos.retrofit.sizes import checked_size, image_of, remember_image, target_grid
+from visionpos.retrofit.tables import Table, position_modules, tables_of
+from visionpos.retrofit.undo import undoing
+from visionpos.retrofit.windows import (
+    policy_of,
+    remember_policy,
+    remembered_windows,
+    window_arguments,
+)
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from visionpos.geometry.coords import Extent
+    from visionpos.retrofit.paths import Sides
+    from visionpos.retrofit.windows import Windows
 
-_RECORD = "visionpos_table"
-_LARGEST = 1 << 24  # pixels a side
-
-
-@dataclasses.dataclass(frozen=True, slots=True, eq=False)
-class TableRecord:
-    """What the table was before it was resized, so that a chain of resizes never loses information.
-
-    Args:
-        source: `[1, rows, d]` the table as it was trained.
-        source_grid: its grid.
-        grid: grid it was resized to.
-        recipe: recipe used.
-        resized: the result; a table that has changed since is its own source.
-    """
-
-    source: Tensor
-    source_grid: Grid
-    grid: Grid
-    recipe: str
-    resized: Tensor
+__all__ = ["TableRecord", "remember", "resize", "table_record", "target_grid"]
 
 
 @torch.no_grad()
@@ -55,29 +56,35 @@ def resize(
     size_hw: tuple[int, int],
     *,
     recipe: str | None = None,
+    patch: int | tuple[int, int] | None = None,
+    windows: Windows | None = None,
     extent: Extent | None = None,
     optimizer: torch.optim.Optimizer | None = None,
 ) -> None:
     """Move a model to a new image size, in place.
 
-    The learned table is evaluated on the new grid by the checkpoint's recipe, always from the table that was trained:
-    there and back is exact. Its Parameter object stays the same. The model's own rotary encoding, and every attached
+    Every learned table is evaluated on its new grid or window by its recipe, always from the table that was trained:
+    there and back is exact. Parameter objects stay the same. The model's own rotary encoding, and every attached
     encoding, serve the new grid.
 
     Args:
-        model: a timm VisionTransformer or Eva, or a subclass.
-        size_hw: new image (height, width) in pixels, multiples of the patch.
-        recipe: how the table is resampled; the recipe of the source that wrote the weights when None (see
-            `recipe_for`).
+        model: a timm model whose class has a row in the seam table.
+        size_hw: new image (height, width) in pixels, multiples of what the class cuts maps by.
+        recipe: how tables are resampled; that of the source that wrote the weights when None (see `recipe_for`).
+        patch: new patch (height, width) in pixels, or one side of it; the kernel is resampled as FlexiViT does, so that
+            images resized with it give the same tokens. None keeps it.
+        windows: "keep" the windows of attention, clamped to small maps, "scale" them with the map, or (rows, columns)
+            in cells; None is "keep" for Swin and Swin-V2, as creating one at a size does, and "scale" for the others.
         extent: what the new size means to rotary encodings: "trained" is the same view with more tokens (coordinates
             keep their span), "index" a wider view at the same scale (coordinates run on); None keeps each encoding's
             habit.
-        optimizer: holds the table's Parameter; its moments are resampled like the table (and kept above 0 where they
+        optimizer: holds the tables' Parameters; its moments are resampled like the tables (and kept above 0 where they
             were).
 
     Raises:
-        PositionError: if the size is not divisible, the table does not belong to the model's grid, an extent cannot be
-            given, or optimizer is none. Resize before wrapping in DDP, which keeps the old table's gradient.
+        PositionError: if the class has no row or cannot serve the size, a table does not belong to its grid, an extent
+            or policy cannot be given, or optimizer is none. Resize before wrapping in DDP, which keeps the old table's
+            gradient.
 
     Example:
         >>> import timm
@@ -88,63 +95,187 @@ def resize(
     """
     whole: Any = model
     row = row_of(whole)
-    source = grid_of(whole)
-    target = target_grid(getattr(whole, row.patch_embed), size_hw)
+    source = grid_of(whole) if row.patches or extent is not None else None
+    cut = patch_of(whole, row, patch)
+    size = checked_size(whole, row, size_hw, cut)
     if extent not in (None, "trained", "index"):
         raise PositionError(f"extent is {extent!r}; it must be 'trained', 'index' or None.")
-    rope_spec = None if extent is None else spec_at_extent(whole, extent, source)
-    specs = {} if extent is None else _specs_at_extent(whole, extent, source)
-    table: nn.Parameter | None = getattr(whole, row.table)
-    name = recipe_for(whole)[0] if recipe is None else recipe
-    recipe_of(name)
+    policy = policy_of(row, whole, windows)
     if optimizer is not None:
-        _check_optimizer(optimizer)
-    record = None if table is None else _moved(whole, table, source, target, name)
-    if table is not None and record is not None:
-        _refill(table, record)
-        setattr(whole, row.table, None)  # timm would resample it once more
-    _set_size(whole, size_hw)
-    if table is not None and record is not None:
-        setattr(whole, row.table, table)
-        remember(whole, record)
+        check_optimizer(optimizer)
+    specs: dict[str, Any] = {}
+    rope_spec = None
+    if extent is not None and source is not None:
+        rope_spec = spec_at_extent(whole, extent, source)
+        specs = _specs_at_extent(whole, extent, source)
+    with undoing(whole):
+        arguments = window_arguments(row, whole, policy, size)
+        arguments |= {} if cut is None else {"patch_size": cut}
+        moved = _moved(whole, row, size, recipe, arguments)
+        remember_image(whole, size)
+        remember_policy(whole, policy)
+    for table in moved:
+        refill(table)
+        remember(whole, table.path, table.record)
         if optimizer is not None:
-            _move_moments(optimizer, table, source, target, name, table_prefix(whole))
+            move_moments(optimizer, table)
     if rope_spec is not None:
-        give_rope(whole, rope_spec, target)
+        give_rope(whole, rope_spec, grid_of(whole))
     for name, spec in specs.items():
         attachments(whole)[name].encoding.spec = spec
 
 
-def table_record(model: nn.Module) -> TableRecord | None:
-    """Return how the model's table was resized, or None if it never was or has been trained or loaded since."""
-    whole: Any = model
-    record: TableRecord | None = getattr(whole, _RECORD, None)
-    table: Tensor | None = getattr(whole, row_of(whole).table)
-    if record is None or table is None or record.resized.shape != table.shape:
-        return None
-    return record if torch.equal(record.resized.to(table), table) else None
+def _moved(
+    model: Any, row: ModelSeams, size: Sides, recipe: str | None, arguments: dict[str, Any]
+) -> list[Moved]:
+    """Write the new size into the model, and return every table evaluated for it; nothing is put into tables yet."""
+    move = Move(model=model, base=model, old=image_of(model), new=size)
+    tables = [table for table in tables_of(model) if table.moves]
+    before = {table.path: _before(model, table, recipe) for table in tables}
+    kernel = Kernel(model, row, arguments["patch_size"]) if "patch_size" in arguments else None
+    with remembered_windows(model), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of timm's own resampling, whose result is not used
+        if row.resize == "native":
+            _native(
+                model, row, size, [table for table in tables if table.module is None], arguments
+            )
+        else:
+            _in_place(move, row, arguments.get("patch_size"))
+    moved: list[Moved] = [] if kernel is None else [kernel.moved()]
+    for table in tables:
+        held = before[table.path]
+        table.owner._parameters[table.name] = held.parameter  # noqa: SLF001 (timm put another object there)
+        sides = _sides(table, move, held.sides)
+        if sides != held.sides:
+            moved.append(_evaluated(table, held, sides))
+            _follow(table, move, sides)
+    return moved
 
 
-def remember(model: Any, record: TableRecord) -> None:
-    """Keep with the model where its table came from; the record follows deepcopy and pickle, not the state dict."""
-    object.__setattr__(model, _RECORD, record)
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class _Held:
+    """What a table was before the model changed its size."""
+
+    parameter: nn.Parameter
+    sides: Sides
+    prefix: int
+    extra: int
+    recipe: str
+    record: TableRecord | None
 
 
-def target_grid(patch: Any, size_hw: tuple[int, int]) -> Grid:
-    """Return the grid of the new size, refusing sides that the patch embedding would silently crop."""
-    step_hw = tuple(int(step) for step in patch.feat_ratio(as_scalar=False))
-    try:
-        # Whole numbers of any kind; int() would cut 64.5 to 64 without a word.
-        height, width = (operator.index(side) for side in size_hw)
-        if max(height, width) <= _LARGEST:
-            return Grid.of_image((height, width), (step_hw[0], step_hw[1]))
-    except (PositionError, TypeError, ValueError):
-        pass
-    raise PositionError(
-        f"size_hw {size_hw!r} is not divisible into patches of {step_hw} pixels; (height, width) must be positive "
-        f"multiples of the patch, {_LARGEST} at most. timm would crop the rest in silence: resize or pad the images "
-        "instead."
+def _before(model: Any, table: Table, recipe: str | None) -> _Held:
+    """Return what a table is now, refusing one that does not fit its grid."""
+    sides = table.sides
+    if sides is None:
+        raise PositionError(
+            f"{table.path} has no grid: the model was made without an image size. Create it with img_size=."
+        )
+    name = recipe_of_table(model, table) if recipe is None else recipe
+    check_rows(table.value, table.seams.layout, sides, table.prefix, table.extra)
+    return _Held(
+        table.value,
+        sides,
+        table.prefix,
+        table.extra,
+        name,
+        record_of(model, table.path, table.value),
     )
+
+
+def _evaluated(table: Table, held: _Held, sides: Sides) -> Moved:
+    """Return a table on its new sides, evaluated from the one that was last trained."""
+    trained, source = held.parameter.detach().clone(), held.sides
+    if held.record is not None:
+        came = held.record.source_grid
+        trained, source = held.record.source.to(held.parameter.device), (came.height, came.width)
+
+    def evaluate(values: torch.Tensor, start: Sides) -> torch.Tensor:
+        return moved_table(
+            values,
+            layout=table.seams.layout,
+            source=start,
+            target=sides,
+            recipe=held.recipe,
+            prefix=held.prefix,
+            extra=held.extra,
+        )
+
+    record = TableRecord(
+        source=trained,
+        source_grid=Grid(*source),
+        grid=Grid(*sides),
+        recipe=held.recipe,
+        resized=evaluate(trained, source).clone(),
+    )
+    return Moved(
+        path=table.path,
+        parameter=held.parameter,
+        before=tuple(held.parameter.shape),
+        record=record,
+        evaluate=lambda values: evaluate(values, held.sides),
+        channels_last=table.seams.layout not in ("nchw", "heads_map", "heads_offsets"),
+    )
+
+
+def _sides(table: Table, move: Move, old: Sides) -> Sides:
+    """Return the sides that a table has to serve now; an axis that it does not have stays as it is."""
+    target = table.seams.target
+    if target is None:
+        return table.sides or old
+    if isinstance(target, int):
+        return move.new[0] // target, move.new[1] // target
+    axes = {"axis_h": (0,), "axis_w": (1,)}.get(table.seams.layout, (0, 1))
+    if target == "patch":
+        found = sides_of(find(move.model, row_of(move.model).patch_embed)) or old
+    else:
+        found = scale(move, old, axes)
+    return (found[0] if 0 in axes else old[0], found[1] if 1 in axes else old[1])
+
+
+def _native(
+    model: Any, row: ModelSeams, size: Sides, own: list[Table], arguments: dict[str, Any]
+) -> None:
+    """Let timm move its own bookkeeping, the model's own tables out of its sight: it would resample them once more."""
+    if not hasattr(model, "set_input_size"):
+        raise PositionError(
+            f"this timm cannot move a {type(model).__name__} to another size; 1.0.31 can. Update timm."
+        )
+    patch = find(model, row.patches[0]) if row.patches else None
+    free = patch is not None and getattr(patch, "img_size", None) is None
+    for table in own:
+        table.owner._parameters[table.name] = None  # noqa: SLF001
+    try:
+        model.set_input_size(img_size=size, **arguments)
+    except (AssertionError, RuntimeError, ValueError, TypeError) as error:
+        raise PositionError(
+            f"size {size} cannot be given to this {type(model).__name__}: {' '.join(str(error).split())[:200]}"
+        ) from error
+    if patch is not None and free:
+        patch.img_size = None  # one graph for all sizes stays one
+
+
+def _in_place(move: Move, row: ModelSeams, cut: Sides | None) -> None:
+    """Rewrite what the model and its position modules keep of the size."""
+    for path in row.patches:
+        for _, patch in matches(move.model, path):
+            move_patch(patch, move.new, cut)
+    for rule in row.sizes:
+        rewrite(move, rule)
+    for _, module, found in position_modules(move.model):
+        for rule in found.sizes:
+            rewrite(dataclasses.replace(move, base=module), rule)
+
+
+def _follow(table: Table, move: Move, sides: Sides) -> None:
+    """Rebuild the buffers of a position module whose table has other sides now, and empty its caches."""
+    if table.module is None:
+        return
+    for rule in table.module.follow:
+        inside = dataclasses.replace(move, base=table.base)
+        rewrite(inside, {**rule, "path": rule["buffer"], "sides": sides})
+    for name in table.module.clear:
+        setattr(table.base, name, {})
 
 
 def _specs_at_extent(model: Any, extent: Extent, source: Grid) -> dict[str, Any]:
@@ -161,63 +292,3 @@ def _specs_at_extent(model: Any, extent: Extent, source: Grid) -> dict[str, Any]
             )
         specs[name] = dataclasses.replace(spec, coords=with_extent(spec.coords, extent, source))
     return specs
-
-
-def _moved(model: Any, table: Tensor, source: Grid, target: Grid, recipe: str) -> TableRecord:
-    """Return the table on the target grid, evaluated from the table that was last trained."""
-    prefix = table_prefix(model)
-    record = table_record(model)
-    trained, grid = table.detach().clone(), source
-    if record is not None:
-        trained, grid = record.source.to(table.device), record.source_grid
-    resized = resample(trained, source=grid, target=target, recipe=recipe, prefix=prefix)
-    return TableRecord(trained, grid, target, recipe, resized.clone())
-
-
-def _set_size(model: Any, size_hw: tuple[int, int]) -> None:
-    """Let timm move its own bookkeeping."""
-    patch = getattr(model, row_of(model).patch_embed)
-    free = patch.img_size is None
-    model.set_input_size(img_size=(int(size_hw[0]), int(size_hw[1])))
-    if free:
-        patch.img_size = None  # one graph for all sizes stays one
-
-
-def _refill(table: nn.Parameter, record: TableRecord) -> None:
-    """Put the resized values into the Parameter object that the model has, with an autograd history of its own."""
-    fresh = nn.Parameter(record.resized.to(table.dtype).clone(), requires_grad=table.requires_grad)
-    try:
-        # A graph of the old size may still be alive: it keeps the old tensor, the Parameter object gets the new one.
-        torch.utils.swap_tensors(table, fresh)
-    except (
-        RuntimeError
-    ):  # something holds a weak reference: a compiled graph, or a fake tensor's mode
-        table.data = fresh.data
-    table.grad = None
-
-
-def _check_optimizer(optimizer: Any) -> None:
-    """Refuse what is no optimizer, before anything changes; one that does not hold the table has nothing to move."""
-    if not isinstance(optimizer, torch.optim.Optimizer):
-        raise PositionError(
-            f"optimizer is a {type(optimizer).__name__}; a torch.optim.Optimizer is required. Pass the one that trains "
-            "this model, or leave it out."
-        )
-
-
-def _move_moments(
-    optimizer: torch.optim.Optimizer,
-    table: nn.Parameter,
-    source: Grid,
-    target: Grid,
-    recipe: str,
-    prefix: int,
-) -> None:
-    """Resample what the optimizer remembers of the table, cell by cell."""
-    rows = source.size + prefix
-    for key, value in optimizer.state.get(table, {}).items():
-        if isinstance(value, torch.Tensor) and value.ndim == table.ndim and value.shape[-2] == rows:
-            moved = resample(value, source=source, target=target, recipe=recipe, prefix=prefix)
-            # A cubic overshoots; a second moment must not become negative.
-            moved = moved.clamp(min=0.0) if bool((value >= 0).all()) else moved
-            optimizer.state[table][key] = moved.clone()

@@ -20,7 +20,7 @@ from visionpos.encodings import AxialRope, AxialRopeSpec, Dims, MixedRope, Mixed
 from visionpos.errors import PositionError
 from visionpos.geometry import CoordSpec, Grid, Rotation, angles, augment, coordinates
 from visionpos.retrofit.ports import dims_of
-from visionpos.retrofit.seams import row_of
+from visionpos.retrofit.seams import blocks_of, find, place, row_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -34,7 +34,7 @@ RopeSpec = AxialRopeSpec | MixedRopeSpec
 def own_rope(model: Any) -> Any:
     """Return the model's own rotary module, or None."""
     name = row_of(model).rope
-    return None if name is None else getattr(model, name, None)
+    return None if name is None else find(model, name)
 
 
 def own_pairing(model: Any) -> Pairing | None:
@@ -42,7 +42,7 @@ def own_pairing(model: Any) -> Pairing | None:
     rope = own_rope(model)
     if rope is None:
         return None
-    attention = getattr(model, row_of(model).blocks)[0].attn
+    attention = find(blocks_of(model)[0][1], "attn")
     return "half" if getattr(attention, "rotate_half", False) else "adjacent"
 
 
@@ -191,7 +191,7 @@ def spec_at_extent(model: Any, extent: Extent, source: Grid) -> RopeSpec | None:
 
 def give_rope(model: Any, spec: RopeSpec, grid: Grid) -> None:
     """Let the model's own rotary encoding follow a Spec from now on, on the grid that the model serves."""
-    setattr(model, str(row_of(model).rope), GridRope(own_rope(model), spec, dims_of(model), grid))
+    place(model, str(row_of(model).rope), GridRope(own_rope(model), spec, dims_of(model), grid))
 
 
 def with_extent(coords: CoordSpec, extent: Extent, source: Grid) -> CoordSpec:

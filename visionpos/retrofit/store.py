@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from visionpos import checkpoint
@@ -10,23 +11,28 @@ from visionpos.errors import PositionError
 from visionpos.geometry import Grid
 from visionpos.geometry.recipes import recipe_of
 from visionpos.retrofit.attach import attachments
-from visionpos.retrofit.describe import lineage
-from visionpos.retrofit.resize import TableRecord, remember, table_record
-from visionpos.retrofit.seams import grid_of, row_of
+from visionpos.retrofit.layouts import check_rows
+from visionpos.retrofit.lineage import lineage
+from visionpos.retrofit.patches import kernel_record
+from visionpos.retrofit.paths import find
+from visionpos.retrofit.records import TableRecord, records_of, remember
+from visionpos.retrofit.seams import row_of
+from visionpos.retrofit.tables import Table, tables_of
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from torch import Tensor, nn
 
-_SOURCE = "visionpos_source.table"
+_SOURCE = "visionpos_source."
+_FIRST = f"{_SOURCE}table"  # what the first version called the source of the model's only table
 
 
 def save(model: nn.Module, path: str | Path, *, source: str = "") -> None:
     """Write a model's state dict and lineage to a safetensors file, whole or not at all.
 
     Args:
-        model: a timm VisionTransformer or Eva, attached and resized as it may be.
+        model: a timm model whose class has a row in the seam table, attached and resized as it may be.
         path: file to write.
         source: free text for the lineage: the checkpoint these weights started from.
 
@@ -34,17 +40,15 @@ def save(model: nn.Module, path: str | Path, *, source: str = "") -> None:
         PositionError: if the file cannot be written.
     """
     tensors = dict(model.state_dict())
-    record = table_record(model)
-    if record is not None:
-        tensors[_SOURCE] = record.source
+    tensors |= {f"{_SOURCE}{path}": record.source for path, record in records_of(model).items()}
     checkpoint.save(path, tensors, lineage(model, source=source))
 
 
 def load(model: nn.Module, path: str | Path) -> checkpoint.Lineage:
     """Read a file written by `save` into a model of the same lineage, and return the lineage.
 
-    Constant strengths are set to the file's. A table that was resized brings the table it was resized from, so that the
-    next resize starts from there.
+    Constant strengths are set to the file's. Tables that were resized bring the tables they were resized from, so that
+    the next resize starts from there.
 
     Args:
         model: with the same encodings attached and the same image size.
@@ -55,7 +59,7 @@ def load(model: nn.Module, path: str | Path) -> checkpoint.Lineage:
             shape; the model is then unchanged.
     """
     tensors, found = checkpoint.load(path)
-    source = tensors.pop(_SOURCE, None)
+    sources = _sources(model, tensors)
     checkpoint.check(found, lineage(model), path=path)
     strengths = _strengths(model, found)
     faults = _misfits(tensors, model.state_dict())
@@ -64,10 +68,16 @@ def load(model: nn.Module, path: str | Path) -> checkpoint.Lineage:
         for name, value in strengths.items()
         if not _finite(value)
     ]
-    if source is not None and not _fits(source, found.tables.get(row_of(model).table, {})):
-        faults.append(
-            f"source_grid_hw of the table does not fit the {source.shape[-2:]} it was resized from"
-        )
+    tables = {table.path: table for table in tables_of(model)}
+    recalled = {
+        path: _record(model, tables.get(path), path, source, found)
+        for path, source in sources.items()
+    }
+    faults += [
+        f"source_grid_hw of {path} does not fit the {tuple(sources[path].shape)} it was resized from"
+        for path, record in recalled.items()
+        if record is None
+    ]
     if faults:
         raise PositionError(
             f"path {path} does not fit this model: {'; '.join(faults)}. Build the model that wrote it."
@@ -75,8 +85,9 @@ def load(model: nn.Module, path: str | Path) -> checkpoint.Lineage:
     model.load_state_dict(tensors)
     for name, value in strengths.items():
         attachments(model)[name].set_strength(value)
-    if source is not None:
-        _recall(model, source, found)
+    for path, record in recalled.items():
+        assert record is not None  # noqa: S101 (a file with a fault was refused above)
+        remember(model, path, replace(record, resized=find(model, path).detach().clone()))
     return found
 
 
@@ -105,25 +116,30 @@ def _misfits(tensors: dict[str, Tensor], wanted: dict[str, Tensor]) -> list[str]
     ]
 
 
-def _fits(source: Tensor, entry: dict[str, Any]) -> bool:
-    """Return whether a table can be the one that the lineage says it was resized from."""
+def _sources(model: Any, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Take the tables that others were resized from out of a file's tensors, and return them by path."""
+    names = [name for name in tensors if name.startswith(_SOURCE)]
+    paths = {
+        name: row_of(model).table if name == _FIRST else name.removeprefix(_SOURCE)
+        for name in names
+    }
+    return {paths[name]: tensors.pop(name) for name in names}
+
+
+def _record(
+    model: Any, table: Table | None, path: str, source: Tensor, found: checkpoint.Lineage
+) -> TableRecord | None:
+    """Return where a table came from, as the file tells it; None if the two do not fit each other."""
+    entry = found.tables.get(path, {})
     try:
+        if table is None:
+            return kernel_record(find(model, path), source)
         height, width = (operator.index(side) for side in entry["source_grid_hw"])
-        recipe_of(entry["recipe"])
-        return source.shape[-2] == Grid(height, width).size + int(entry["prefix"])
-    except (KeyError, TypeError, ValueError):
-        return False
-
-
-def _recall(model: Any, source: Tensor, found: checkpoint.Lineage) -> None:
-    """Remember the table that the loaded one was resized from."""
-    name = row_of(model).table
-    table, entry = getattr(model, name), found.tables[name]
-    record = TableRecord(
-        source=source,
-        source_grid=Grid(*entry["source_grid_hw"]),
-        grid=grid_of(model),
-        recipe=entry["recipe"],
-        resized=table.detach().clone(),
-    )
-    remember(model, record)
+        recipe_of(entry["recipe"].removeprefix("direct:"))
+        if height < 1 or width < 1 or source.ndim != len(table.shape):
+            return None
+        check_rows(source, table.seams.layout, (height, width), int(entry["prefix"]), table.extra)
+        grid = Grid(*entry["grid_hw"])
+    except (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError):
+        return None
+    return TableRecord(source, Grid(height, width), grid, entry["recipe"], source)

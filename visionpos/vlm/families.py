@@ -7,26 +7,25 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from visionpos.errors import PositionError
-from visionpos.geometry import Rotation, angles, section_freqs
+from visionpos.geometry import Rotation
 from visionpos.vlm.grammar import FamilySpec, LanguageSpec, VideoSpec
 from visionpos.vlm.ids import PositionIds, ids_from_tokens, stream_ids
 from visionpos.vlm.inputs import Grids
 from visionpos.vlm.instants import Seconds
 from visionpos.vlm.loading import VENDOR, family_spec, resolve
+from visionpos.vlm.rotary import Accuracy, language_freqs, language_rotation
+from visionpos.vlm.rules import Rule
 from visionpos.vlm.segments import Audio, Image, Segment, Special, Text, Video
 from visionpos.vlm.serialize import image_runs, text_run, tokenised, video_runs
 from visionpos.vlm.stream import AUDIO, Marker, Run, TokenStream
 from visionpos.vlm.tiling import Plan, image_plan, sampled_frames, video_plan
 from visionpos.vlm.tokens import Tokenizer
-
-Accuracy = Literal["reference", "exact"]
-EXACT_BEYOND = 2**17  # float32 angles lose more than 0.01 rad from here on
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,11 +50,12 @@ class Family:
     variants: tuple[str, ...]
     spec: FamilySpec
 
-    def plan(self, media: Image | Video) -> Plan:
+    def plan(self, media: Image | Video, images: int = 1) -> Plan:
         """Return the views, grids and padding of an image or a clip, and the source rectangle of every token.
 
         Args:
             media: the size before any resizing.
+            images: number of images of the prompt; some families cut an image only where it is alone.
 
         Raises:
             PositionError: if the family takes no clips, or refuses the size or the number of frames.
@@ -65,10 +65,12 @@ class Family:
             >>> plan.views[0].size_hw, plan.views[0].tokens.shape, plan.cells
             ((476, 644), (1, 17, 23), 391)
         """
+        if isinstance(media, Video):
+            video = self._video()
         try:
             if isinstance(media, Video):
-                return video_plan(media, self._video())
-            return image_plan(media, self.spec)
+                return video_plan(media, video)
+            return image_plan(media, self.spec, images)
         except PositionError as error:
             raise PositionError(f"{self.name}: {error}") from None
 
@@ -92,9 +94,13 @@ class Family:
             (9, ('Describe', '<|vision_start|>', '<|image_pad|>'), True)
         """
         runs: list[Run] = []
-        for number, segment in enumerate(segments):
+        given = list(segments)
+        images = sum(isinstance(segment, Image) for segment in given)
+        seen = 0
+        for number, segment in enumerate(given):
             try:
-                runs += self._runs(segment, number)
+                runs += self._runs(segment, number, seen, images)
+                seen += isinstance(segment, Image)
             except PositionError as error:
                 raise PositionError(f"segment {number}: {error}") from None
         return TokenStream(tokenised(runs, tokenizer))
@@ -116,7 +122,7 @@ class Family:
             >>> fam.position_ids(fam.stream([Text(tokens=1), Image((56, 84))])).ids.tolist()
             [[0, 1, 2, 2, 2, 2, 2, 2, 5], [0, 1, 2, 2, 2, 3, 3, 3, 5], [0, 1, 2, 3, 4, 2, 3, 4, 5]]
         """
-        return stream_ids(stream, self.spec.rule)
+        return stream_ids(stream, self._rule())
 
     def position_ids_from_tokens(
         self,
@@ -157,14 +163,14 @@ class Family:
             video_grids,
             attention_mask,
             seconds_per_grid,
-            rule=self.spec.rule,
+            rule=self._rule(),
             merge=(self.spec.grid.merge, (self.spec.video or self.spec).grid.merge),
         )
 
     @property
     def frequencies(self) -> Tensor:
         """Return `[axes, pairs]` float32 radians per position, zero where an axis does not drive a pair."""
-        return self._frequencies(torch.float32)
+        return language_freqs(self._language(), torch.float32)
 
     def rotation(self, ids: Tensor, accuracy: Accuracy | None = None) -> Rotation:
         """Return the rotation of the language model's queries and keys.
@@ -185,24 +191,7 @@ class Family:
             >>> family("qwen2_vl").rotation(torch.zeros(3, 5, dtype=torch.int64)).cos.shape
             torch.Size([5, 64])
         """
-        if accuracy is None:
-            look = (
-                ids.device.type == "cpu" and not torch.compiler.is_compiling() and ids.numel() > 0
-            )
-            accuracy = "exact" if look and int(ids.abs().max()) > EXACT_BEYOND else "reference"
-        if accuracy not in ("reference", "exact"):
-            raise PositionError(f"accuracy is {accuracy!r}; it must be 'reference' or 'exact'.")
-        dtype = torch.float64 if accuracy == "exact" else torch.float32
-        freqs = self._frequencies(dtype).to(ids.device)
-        if ids.ndim not in (2, 3) or ids.shape[0] != len(freqs):
-            raise PositionError(
-                f"ids have shape {tuple(ids.shape)}; [{len(freqs)}, n] or [{len(freqs)}, b, n] is required. "
-                "Pass the ids of this family's position_ids."
-            )
-        coords = ids.movedim(0, -1).to(dtype)  # [n, axes]
-        turns = angles(coords if ids.ndim == 2 else coords.unsqueeze(1), freqs)
-        rotation = Rotation.of(turns, self._language().pairing)
-        return Rotation(rotation.cos.float(), rotation.sin.float(), rotation.pairing)
+        return language_rotation(self._language(), ids, accuracy)
 
     def frame_count(self, total_frames: int, source_fps: float) -> int:
         """Return how many frames of a clip the family samples.
@@ -223,15 +212,23 @@ class Family:
         except PositionError as error:
             raise PositionError(f"{self.name}: {error}") from None
 
-    def _runs(self, segment: Segment, number: int) -> list[Run]:
-        """Return the runs of one segment."""
+    def _runs(self, segment: Segment, number: int, index: int, images: int) -> list[Run]:
+        """Return the runs of one segment.
+
+        Args:
+            segment: text, image, clip or special token.
+            number: which of the prompt's segments it is.
+            index: number of images before it.
+            images: number of images of the prompt.
+        """
         if isinstance(segment, Text):
             return [text_run(segment, number)]
         if isinstance(segment, Special):
             return [Marker(segment=number, name=segment.name, node="special")]
         if isinstance(segment, Image):
-            plan = self.plan(segment)
-            return image_runs(plan, self.spec.stream, segment=number, cell=self.spec.cell)
+            plan = self.plan(segment, images)
+            spec = self.spec if plan.tiles_rc is not None else self.spec.untiled or self.spec
+            return image_runs(plan, spec.stream, segment=number, cell=spec.cell, index=index)
         if isinstance(segment, Video):
             plan, video = self.plan(segment), self._video()
             return video_runs(plan, video.stream, segment=number, cell=video.cell)
@@ -246,22 +243,19 @@ class Family:
             raise PositionError(f"{self.name} takes no video. Pass its frames as Images.")
         return self.spec.video
 
+    def _rule(self) -> Rule:
+        if self.spec.rule is None:
+            raise PositionError(
+                f"{self.name} has no position rule in its data. Add `rule:` by overlay, such as {{axes: [index]}}."
+            )
+        return self.spec.rule
+
     def _language(self) -> LanguageSpec:
         if self.spec.language is None:
             raise PositionError(
                 f"{self.name} has no rotary layout in its data. Add `language:` by overlay."
             )
         return self.spec.language
-
-    def _frequencies(self, dtype: torch.dtype) -> Tensor:
-        language = self._language()
-        return section_freqs(
-            language.rotary_dim or language.head_dim,
-            language.sections,
-            theta=language.theta,
-            order=language.order,
-            dtype=dtype,
-        )
 
 
 def family(

@@ -6,83 +6,19 @@ something new adds a kind here that any family could use.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from string import Formatter
+from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 from visionpos.errors import ConfigError
+from visionpos.vlm.cutting import ContentSpec, ShrinkSpec, TileSpec, WhenSpec
 from visionpos.vlm.instants import Instant
+from visionpos.vlm.markers import StreamSpec, VideoStreamSpec
+from visionpos.vlm.picking import PickSpec
+from visionpos.vlm.pixel_spec import PixelSpec
 from visionpos.vlm.resize import Step
 from visionpos.vlm.rules import Rule
 
-TEXT_FIELDS = ("seconds",)  # what a written marker may name
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Written:
-    """A marker that is text, such as a timestamp; the tokenizer decides its length.
-
-    Args:
-        text: a format string; `{seconds}` is the time of the frame.
-    """
-
-    __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid"}
-
-    text: str
-
-    def __post_init__(self) -> None:
-        for name in self.fields:
-            if name not in TEXT_FIELDS:
-                raise ConfigError(
-                    f"text {self.text!r} names {{{name}}}; it may name {', '.join(TEXT_FIELDS)}. Correct the field."
-                )
-
-    @property
-    def fields(self) -> tuple[str, ...]:
-        """Return the fields that the text names."""
-        return tuple(name for _, name, _, _ in Formatter().parse(self.text) if name is not None)
-
-
-MarkerSpec = str | Written
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Wrap:
-    """Markers around the children of a node of the stream: before, child, end, between, child, end, after.
-
-    Args:
-        before: before the first child.
-        between: between two children.
-        end: after every child, the last one too.
-        after: after the last child.
-    """
-
-    __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid"}
-
-    before: MarkerSpec | tuple[MarkerSpec, ...] = ()
-    between: MarkerSpec | tuple[MarkerSpec, ...] = ()
-    end: MarkerSpec | tuple[MarkerSpec, ...] = ()
-    after: MarkerSpec | tuple[MarkerSpec, ...] = ()
-
-    def at(self, edge: Literal["before", "between", "end", "after"]) -> tuple[MarkerSpec, ...]:
-        """Return the markers of one edge, in order."""
-        markers = {
-            "before": self.before,
-            "between": self.between,
-            "end": self.end,
-            "after": self.after,
-        }[edge]
-        return markers if isinstance(markers, tuple) else (markers,)
-
-    @property
-    def parts_children(self) -> bool:
-        """Return whether a marker stands after or between children."""
-        return bool(self.at("between") or self.at("end"))
-
-    @property
-    def is_empty(self) -> bool:
-        """Return whether the node has no marker at all."""
-        return not (self.parts_children or self.at("before") or self.at("after"))
+Cover = Literal["floor", "ceil"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,68 +28,81 @@ class GridSpec:
     Args:
         patch: side of a patch in pixels.
         merge: patches a token and side.
+        cover: what becomes of a side that is no multiple of the patch: "floor" leaves the rest out, "ceil" counts it.
+        merge_cover: the same of patches that are no multiple of merge; with "ceil" the last cell is not full.
+        queries: so many tokens without rows and columns, whatever the patches (perceiver, resampler).
     """
 
     __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid"}
 
     patch: int
     merge: int = 1
+    cover: Cover = "floor"
+    merge_cover: Cover = "floor"
+    queries: int | None = None
 
     def __post_init__(self) -> None:
         if min(self.patch, self.merge) < 1:
             raise ConfigError(
                 f"patch is {self.patch} and merge {self.merge}; whole numbers of at least 1 are required. Correct them."
             )
+        if self.queries is not None and self.queries < 1:
+            raise ConfigError(
+                f"queries is {self.queries}; at least 1 is required. Leave it out for a grid."
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ViewSpec:
-    """The size rule of a view: steps in order."""
+    """The view of the whole image.
+
+    Args:
+        size: steps in order.
+        of: what they start from: "picture": the original; "resized": what `views.size` made of it; "canvas": the canvas
+            of all tiles with its padding, where the image is cut.
+    """
 
     __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid"}
 
     size: tuple[Step, ...]
+    of: Literal["picture", "resized", "canvas"] = "picture"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ViewsSpec:
-    """The views that an image is cut into; `global` is the whole image."""
-
-    __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid"}
-
-    global_: ViewSpec
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StreamSpec:
-    """How the views of an image are written: their order, and the markers of each node.
+    """The views that an image becomes.
 
     Args:
-        order: the parts of an image.
-        image: markers around the parts.
-        global_: markers around the rows of the whole-image view.
+        global_: the whole image; None if it is not shown.
+        size: steps of the image before it is cut.
+        pick: the tile grid.
+        when: when the image is cut.
+        tile: what tiles are.
+        fill: steps that bring the image to the canvas of all tiles; None stretches it.
+        arrange: "per_view": each tile is written by itself; "joined": their cells form one raster.
+        content: what of that raster is kept; None keeps all.
+        shrink: how that raster is made smaller; None never does.
     """
 
     __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid"}
 
-    order: tuple[Literal["global"], ...]
-    image: Wrap = field(default_factory=Wrap)
-    global_: Wrap = field(default_factory=Wrap)
+    global_: ViewSpec | None = None
+    size: tuple[Step, ...] = ()
+    pick: PickSpec | None = None
+    when: WhenSpec | None = None
+    tile: TileSpec | None = None
+    fill: tuple[Step, ...] | None = None
+    arrange: Literal["per_view", "joined"] = "per_view"
+    content: ContentSpec | None = None
+    shrink: ShrinkSpec | None = None
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class VideoStreamSpec:
-    """How a clip is written. A clip whose frames have no markers is one block.
-
-    Args:
-        video: markers around the frames.
-        frame: markers around the rows of a frame.
-    """
-
-    __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid"}
-
-    video: Wrap = field(default_factory=Wrap)
-    frame: Wrap = field(default_factory=Wrap)
+    def __post_init__(self) -> None:
+        if (self.pick is None) != (self.tile is None):
+            raise ConfigError(
+                f"views has pick {self.pick} and tile {self.tile}; both or neither are required. Add the other."
+            )
+        if self.pick is None and self.global_ is None:
+            raise ConfigError("views has neither global nor pick; an image needs a view. Add one.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -180,7 +129,7 @@ class VideoSpec:
     """What a family does with a clip.
 
     Args:
-        size: size steps of a frame.
+        size: size steps of a frame; those of a whole image where the YAML says nothing.
         grid: from pixels to tokens; the family's own where the YAML says nothing.
         stream: how the clip is written.
         group: frames a grid step; the last frame is repeated to fill the last step.
@@ -232,9 +181,11 @@ class FamilySpec:
         grid: from pixels to tokens.
         cell: the placeholder token of an image.
         stream: how an image is written.
-        rule: the position rule.
+        rule: the position rule; None for an encoder alone, or where no rule is in the data yet.
         video: what is done with clips; None if the family takes none.
+        pixels: how pixels are resampled, padded and normalised; None where it is not in the data yet.
         language: the rotary layout; None if ids do not turn channels.
+        untiled: what holds instead for an image that is not cut; None if nothing changes.
     """
 
     __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid"}
@@ -243,6 +194,8 @@ class FamilySpec:
     grid: GridSpec
     cell: str
     stream: StreamSpec
-    rule: Rule
+    rule: Rule | None = None
     video: VideoSpec | None = None
+    pixels: PixelSpec | None = None
     language: LanguageSpec | None = None
+    untiled: FamilySpec | None = None

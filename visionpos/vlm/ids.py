@@ -108,6 +108,10 @@ def ids_from_tokens(
         [0, 1, 1, 1, 2, 2, 2, 4]
     """
     types, keep = checked_tokens(input_ids, modality, attention_mask)
+    if (
+        rule.is_sequential
+    ):  # placeholders of newlines and queries are in no grid, and no grid is needed
+        types, image_grids, video_grids = np.zeros_like(types), None, None
     of_images, of_clips = (merge, merge) if isinstance(merge, int) else merge
     grids = {
         IMAGE: token_grids(image_grids, "image_grids", merge=of_images),

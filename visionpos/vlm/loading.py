@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import keyword
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from visionpos import config
-from visionpos.errors import ConfigError
+from visionpos.errors import ConfigError, did_you_mean
 from visionpos.vlm.grammar import FamilySpec
 from visionpos.vlm.resize import STEPS, Step
 
+LATER = {"dialects", "variants", "untiled"}  # parts of a file that are overlays themselves
 VENDOR = "vendor"  # what a family's file says before any dialect is laid on it
 
 
@@ -31,8 +32,8 @@ def family_names() -> tuple[str, ...]:
     """Return the names of the families that come with the package, sorted.
 
     Example:
-        >>> family_names()
-        ('qwen2_5_vl', 'qwen2_vl', 'qwen3_vl')
+        >>> family_names()[:3]
+        ('aria', 'aya_vision', 'chameleon')
     """
     return tuple(config.shipped("vlm"))
 
@@ -52,10 +53,10 @@ def resolve(name: str, dialect: str, variant: str | None, overlay: Mapping[str, 
     data = _load(name, ())
     variants = data.pop("variants", {})
     _check_known("variant", variant, variants, name)
-    data = config.overlay(data, variants.get(variant, {}))
+    data = _laid(data, variants.get(variant, {}))
     dialects = {VENDOR: {}, **dict(sorted(data.pop("dialects", {}).items()))}
     _check_known("dialect", dialect, dialects, name)
-    data = config.overlay(config.overlay(data, dialects[dialect]), overlay)
+    data = _laid(_laid(data, dialects[dialect]), overlay)
     return Resolved(data, tuple(dialects), tuple(variants))
 
 
@@ -63,7 +64,9 @@ def _load(name: str, seen: tuple[str, ...]) -> dict[str, Any]:
     """Return the data of a family, laid on what it is like."""
     files = config.shipped("vlm")
     if name not in files:
-        raise ConfigError(f"family {name!r} is unknown; it must be one of {', '.join(files)}.")
+        raise ConfigError(
+            f"family {name!r} is unknown; it must be one of {', '.join(files)}.{did_you_mean(name, files)}"
+        )
     if name in seen:
         raise ConfigError(
             f"family {name!r} is like itself ({' -> '.join(seen)}); break the circle."
@@ -72,13 +75,36 @@ def _load(name: str, seen: tuple[str, ...]) -> dict[str, Any]:
         files[name].read_text(encoding="utf-8"), source=f"configs/vlm/{name}.yaml"
     )
     like = data.pop("like", None)
-    return data if like is None else config.overlay(_load(like, (*seen, name)), data)
+    return data if like is None else _laid(_load(like, (*seen, name)), data)
+
+
+def _laid(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """Return data with an overlay laid on it, where what is to be laid on later keeps its nulls and replaces."""
+    out = config.overlay(base, {key: item for key, item in over.items() if key not in LATER})
+    for key in LATER & over.keys():
+        under = base.get(key, {})
+        later = {} if over[key] is None else over[key]
+        out[key] = dict(later) if later.get("replace") is True else _merged(under, later)
+        out[key].pop("replace", None)
+    return out
+
+
+def _merged(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """Return two overlays as one: what laying both on in order would do."""
+    out = dict(under)
+    for key, item in over.items():
+        below = out.get(key)
+        both = isinstance(item, Mapping) and isinstance(below, Mapping) and not item.get("replace")
+        out[key] = _merged(below, item) if both else item  # type: ignore[arg-type]
+    return out
 
 
 def _check_known(what: str, value: str | None, known: Mapping[str, Any], name: str) -> None:
     if value is not None and value not in known:
         listed = ", ".join(known) or "none"
-        raise ConfigError(f"{what} {value!r} of {name} is unknown; known: {listed}.")
+        raise ConfigError(
+            f"{what} {value!r} of {name} is unknown; known: {listed}.{did_you_mean(value, known)}"
+        )
 
 
 def family_spec(data: Mapping[str, Any], *, source: str) -> FamilySpec:
@@ -92,11 +118,22 @@ def family_spec(data: Mapping[str, Any], *, source: str) -> FamilySpec:
         ConfigError: naming the key that is unknown, missing or out of range.
     """
     filled = dict(data)
+    untiled = filled.pop("untiled", None)
     if isinstance(filled.get("video"), Mapping):
-        # What a clip does not say for itself it takes from the family.
+        # What a clip does not say for itself it takes from the family's whole image.
+        views = filled.get("views")
+        whole = views.get("global", {}) if isinstance(views, Mapping) else {}
         inherited = {"grid": filled.get("grid", {}), "cell": filled.get("cell")}
+        if isinstance(whole, Mapping) and "size" in whole:
+            inherited["size"] = whole["size"]
         filled["video"] = config.overlay(inherited, filled["video"])
-    return config.parse(FamilySpec, _read(filled, {}, source), source=source)
+    spec = config.parse(FamilySpec, _read(filled, {}, source), source=source)
+    if untiled is None:
+        return spec
+    # Both are resolved here, so that no plan merges data.
+    return replace(
+        spec, untiled=family_spec(config.overlay(data, {**untiled, "untiled": None}), source=source)
+    )
 
 
 def _read(value: Any, names: Mapping[str, int], source: str) -> Any:
@@ -104,22 +141,38 @@ def _read(value: Any, names: Mapping[str, int], source: str) -> Any:
     if isinstance(value, Mapping):
         names = _named_numbers(value, names)
         return {
-            f"{key}_" if keyword.iskeyword(key) else key: (
-                [_step(step, names, f"{source}: size") for step in item]
-                if key == "size" and isinstance(item, list)
-                else _read(item, names, source)
-            )
+            f"{key}_" if keyword.iskeyword(str(key)) else key: _read_item(key, item, names, source)
             for key, item in value.items()
         }
     return [_read(item, names, source) for item in value] if isinstance(value, list) else value
 
 
+def _read_item(key: str, item: Any, names: Mapping[str, int], source: str) -> Any:
+    """Return the value of one key."""
+    if key in ("size", "fill") and isinstance(item, list):
+        return [_step(step, names, f"{source}: {key}") for step in item]
+    if key == "when" and isinstance(item, Mapping):
+        return {name: _number(one, names) for name, one in item.items()}
+    return _read(item, names, source)
+
+
+def _number(value: Any, names: Mapping[str, int]) -> Any:
+    """Return the number that a name stands for, also inside a mapping."""
+    if isinstance(value, Mapping):
+        return {key: _number(item, names) for key, item in value.items()}
+    return names.get(value, value) if isinstance(value, str) else value
+
+
 def _named_numbers(value: Mapping[str, Any], names: Mapping[str, int]) -> Mapping[str, int]:
-    """Return the names that numbers may be given by inside `value`: factor = patch * merge."""
-    grid = value.get("grid")
+    """Return the names that numbers may be given by inside `value`: factor = patch * merge, tile, tile_area."""
+    found = dict(names)
+    grid, views = value.get("grid"), value.get("views")
     if isinstance(grid, Mapping) and isinstance(grid.get("patch"), int):
-        return {**names, "factor": grid["patch"] * grid.get("merge", 1)}
-    return names
+        found["factor"] = grid["patch"] * grid.get("merge", 1)
+    tile = views.get("tile") if isinstance(views, Mapping) else None
+    if isinstance(tile, Mapping) and isinstance(tile.get("px"), int):
+        found |= {"tile": tile["px"], "tile_area": tile["px"] ** 2}
+    return found
 
 
 def _step(data: Any, names: Mapping[str, int], source: str) -> Step:
@@ -127,7 +180,4 @@ def _step(data: Any, names: Mapping[str, int], source: str) -> Step:
     kind = data.get("kind") if isinstance(data, Mapping) else None
     if kind not in STEPS:
         raise ConfigError(f"{source}: kind is {kind!r}; it must be one of {', '.join(STEPS)}.")
-    numbers = {
-        key: names.get(item, item) if isinstance(item, str) else item for key, item in data.items()
-    }
-    return config.parse(STEPS[kind], numbers, source=f"{source} step {kind!r}")
+    return config.parse(STEPS[kind], _number(data, names), source=f"{source} step {kind!r}")

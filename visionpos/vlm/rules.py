@@ -160,6 +160,11 @@ class Rule:
         return self.video == "block" and timed and isinstance(self.frame_step, PerSecond)
 
     @property
+    def is_sequential(self) -> bool:
+        """Return whether ids are 0, 1, 2, ... whatever the tokens are."""
+        return self.axes == ("index",) and self.cell_step == 1 and self.origin == "start"
+
+    @property
     def step(self) -> float:
         """Return what one cell adds to `index`."""
         return float(self.cell_step)

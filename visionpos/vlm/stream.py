@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from fractions import Fraction
 from itertools import accumulate
 
 import torch
@@ -16,102 +15,22 @@ from torch import Tensor
 
 from visionpos.errors import PositionError
 from visionpos.geometry import Grid
+from visionpos.vlm.pieces import (
+    AUDIO,
+    IMAGE,
+    MODALITY_NAMES,
+    TEXT,
+    VIDEO,
+    Cells,
+    Marker,
+    Run,
+    Words,
+)
 from visionpos.vlm.tokens import Tokenizer, token_id
 
-TEXT, IMAGE, VIDEO, AUDIO = range(4)  # as in transformers' mm_token_type_ids
-MODALITY_NAMES = ("text", "image", "video", "audio")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Words:
-    """A run of text tokens.
-
-    Args:
-        segment: which of the prompt's segments it belongs to, from 0.
-        text: the characters, where they are known.
-        count: number of tokens.
-        token_ids: the tokens, where a tokenizer has seen the text.
-        symbolic: whether `count` is a count of words, for want of a tokenizer.
-    """
-
-    segment: int
-    text: str
-    count: int
-    token_ids: tuple[int, ...] | None = None
-    symbolic: bool = False
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """Return a name a token: the words themselves, `#id`, or `text` where only the number is known."""
-        if self.token_ids is not None:
-            return tuple(f"#{one}" for one in self.token_ids)
-        return tuple(self.text.split()) if self.symbolic else ("text",) * self.count
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Marker:
-    """One token that stands at a place of the stream's tree, such as `<|vision_start|>` before an image.
-
-    Args:
-        segment: which of the prompt's segments it belongs to, from 0.
-        name: the token.
-        node: what it marks: "image", "global", "video", "frame", or "special" for a segment of its own.
-        edge: where it stands: "before", "between", "end" or "after"; empty for "special".
-        view: the view it belongs to, -1 outside views.
-    """
-
-    segment: int
-    name: str
-    node: str
-    edge: str = ""
-    view: int = -1
-
-    @property
-    def count(self) -> int:
-        """Return 1, the number of tokens."""
-        return 1
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """Return the token's name."""
-        return (self.name,)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Cells:
-    """A run of placeholder tokens, each standing for one cell of a grid, in raster order.
-
-    Args:
-        segment: which of the prompt's segments it belongs to, from 0.
-        name: the placeholder token.
-        modality: 1 image, 2 video.
-        grid: the raster that the cells are read from: an image view, a frame, or a whole clip without frame markers.
-        count: number of cells; a whole number of rows.
-        view: the view of the image, from 0.
-        frame: the time step of the clip at which `grid` starts.
-        row: first row of the run in `grid`.
-        col: first column of the run in `grid`.
-        elapsed: exact seconds from the start of the clip to each time step of `grid`, where known.
-    """
-
-    segment: int
-    name: str
-    modality: int
-    grid: Grid
-    count: int
-    view: int = 0
-    frame: int = 0
-    row: int = 0
-    col: int = 0
-    elapsed: tuple[Fraction, ...] | None = None
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """Return the placeholder's name once a cell."""
-        return (self.name,) * self.count
-
-
-Run = Words | Marker | Cells
+__all__ = [
+    "AUDIO", "IMAGE", "MODALITY_NAMES", "TEXT", "VIDEO", "Cells", "Marker", "Run", "Span", "TokenStream", "Words",
+]  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,8 +43,10 @@ class Span:
         start: first token.
         stop: one past the last token. Markers inside a view (row breaks) count, markers around it do not.
         grid: the raster of a view, frame or clip; None for text.
-        view: view of the image, from 0.
+        node: what the raster is: "global", "tile", "tiles", "frame" or "video"; empty for text.
+        view: view or raster of the image, from 0.
         frame: time step of the clip at which the grid starts.
+        row: row of the raster, for the spans of `row_spans`; None for a whole raster.
     """
 
     kind: str
@@ -133,8 +54,10 @@ class Span:
     start: int
     stop: int
     grid: Grid | None = None
+    node: str = ""
     view: int = 0
     frame: int = 0
+    row: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,14 +96,48 @@ class TokenStream:
     @property
     def modality(self) -> Tensor:
         """Return `[n]` int64: 0 text and markers, 1 image, 2 video; transformers' mm_token_type_ids."""
-        kinds = [run.modality if isinstance(run, Cells) else TEXT for run in self.runs]
+        return self._by_token(
+            [TEXT if isinstance(run, Words) else run.modality for run in self.runs], torch.int64
+        )
+
+    @property
+    def is_embedding(self) -> Tensor:
+        """Return `[n]` bool: True where the encoder's features, or embeddings that go with them, replace a placeholder.
+
+        Cells and learned markers (a newline embedding); not the tokens of the vocabulary that part rows.
+        """
+        return self._by_token(
+            [
+                isinstance(run, Cells) or (isinstance(run, Marker) and bool(run.stands_on))
+                for run in self.runs
+            ],
+            torch.bool,
+        )
+
+    @property
+    def is_feature(self) -> Tensor:
+        """Return `[n]` bool: True where a token stands for one cell, that is one feature of the encoder."""
+        return self._by_token([isinstance(run, Cells) for run in self.runs], torch.bool)
+
+    def _by_token(self, values: list[int] | list[bool], dtype: torch.dtype) -> Tensor:
+        """Return one value a token, from one value a run."""
         counts = torch.tensor([run.count for run in self.runs], dtype=torch.int64)
-        return torch.tensor(kinds, dtype=torch.int64).repeat_interleave(counts)
+        return torch.tensor(values, dtype=dtype).repeat_interleave(counts)
 
     @property
     def spans(self) -> tuple[Span, ...]:
         """Return where each text, special token, view, frame and clip lies."""
         return tuple(_spans(self.placed()))
+
+    @property
+    def row_spans(self) -> tuple[Span, ...]:
+        """Return where each row of cells lies, in reading order; markers do not count."""
+        return tuple(
+            replace(_raster_span(run, start + at), stop=start + at + run.grid.width, row=row)
+            for start, run in self.placed()
+            if isinstance(run, Cells)
+            for row, at in enumerate(range(0, run.count, run.grid.width), start=run.row)
+        )
 
     def placed(self) -> Iterator[tuple[int, Run]]:
         """Yield every run with the place of its first token."""
@@ -226,7 +183,8 @@ def _run_ids(run: Run, tokenizer: Tokenizer | None) -> tuple[int, ...]:
             f"tokenizer is None and the stream holds {run.name!r}; its id is needed. "
             "Pass the tokenizer of the checkpoint, or a mapping from name to id."
         )
-    return (token_id(run.name, tokenizer),) * run.count
+    name = run.stands_on or run.name if isinstance(run, Marker) else run.name
+    return (token_id(name, tokenizer),) * run.count
 
 
 def _spans(placed: Iterator[tuple[int, Run]]) -> list[Span]:
@@ -255,6 +213,7 @@ def _raster_span(run: Cells, start: int) -> Span:
         start=start,
         stop=start + run.count,
         grid=run.grid,
+        node=run.node,
         view=run.view,
         frame=run.frame,
     )

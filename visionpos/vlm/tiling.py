@@ -6,81 +6,27 @@ A size and a spec enter; rectangles leave, no pixels and no tensors until they a
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
+from itertools import pairwise
 
 import torch
 from torch import Tensor
 
 from visionpos.errors import PositionError
 from visionpos.geometry import Grid
+from visionpos.vlm.box import Box
+from visionpos.vlm.canvas import Stretch
+from visionpos.vlm.cutting import TileSpec
 from visionpos.vlm.grammar import FamilySpec, GridSpec, VideoSpec
 from visionpos.vlm.instants import elapsed_steps, exact, named_instants
-from visionpos.vlm.resize import resized
+from visionpos.vlm.picking import picked
+from visionpos.vlm.rasters import joined
+from visionpos.vlm.resize import boxed, resized
 from visionpos.vlm.segments import Image, Video
+from visionpos.vlm.views import Raster, Rect, Ruler, View, gridded, seen
 
-Rect = tuple[int, int, int, int]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class View:
-    """One picture that the encoder sees.
-
-    Args:
-        size_hw: (height, width) in pixels after resizing and padding: what the encoder is given.
-        source_yxyx: the part of the original picture it shows: top, left, bottom, right in pixels.
-        content_yxyx: where in `size_hw` that part lies; the rest is padding.
-        patches: grid of patches.
-        tokens: grid of tokens, after merging.
-    """
-
-    size_hw: tuple[int, int]
-    source_yxyx: Rect
-    content_yxyx: Rect
-    patches: Grid
-    tokens: Grid
-
-    @property
-    def padding_px(self) -> Rect:
-        """Return the padding in pixels: top, left, bottom, right."""
-        top, left, bottom, right = self.content_yxyx
-        return top, left, self.size_hw[0] - bottom, self.size_hw[1] - right
-
-    def token_rects(self) -> Tensor:
-        """Return `[n, 4]` float64: top, left, bottom, right of every token on the original picture, in pixels.
-
-        Every time step of a clip repeats the rectangles of its grid. Tokens of nothing but padding have no area.
-        """
-        bands = [
-            _bands(cells, side, source, content)
-            for cells, side, source, content in zip(
-                self.tokens.shape[1:],
-                self.size_hw,
-                (self.source_yxyx[0::2], self.source_yxyx[1::2]),
-                (self.content_yxyx[0::2], self.content_yxyx[1::2]),
-                strict=True,
-            )
-        ]
-        (top, bottom), (left, right) = bands
-        corners = [(top, 1), (left, 0), (bottom, 1), (right, 0)]
-        rect = torch.stack(
-            [
-                edge.unsqueeze(axis).expand(self.tokens.height, self.tokens.width)
-                for edge, axis in corners
-            ],
-            dim=-1,
-        )
-        return rect.reshape(-1, 4).repeat(self.tokens.frames, 1)  # [n, 4]
-
-
-def _bands(
-    cells: int, side: int, source: tuple[int, ...], content: tuple[int, ...]
-) -> tuple[Tensor, Tensor]:
-    """Return where each row (or column) of cells starts and stops on the original picture."""
-    edge = torch.arange(cells + 1, dtype=torch.float64) * side / cells
-    inside = (edge.clamp(*content) - content[0]) / (content[1] - content[0])
-    edge = source[0] + inside * (source[1] - source[0])
-    return edge[:-1], edge[1:]
+__all__ = ["Plan", "Raster", "Rect", "View", "image_plan", "sampled_frames", "video_plan"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,6 +40,10 @@ class Plan:
         frames: frames that were sampled, 1 for an image.
         elapsed: exact seconds from the start of the clip to each time step, where known.
         instants: the time in seconds that text names for each time step, where known.
+        tiles_rc: rows and columns of tiles; None if the picture is not cut.
+        joins: whether the stream reads all tiles as one raster.
+        raster: that raster; None where a family drops it because no cell is left.
+        order: the parts of an image in stream order.
     """
 
     size_hw: tuple[int, int]
@@ -102,11 +52,25 @@ class Plan:
     frames: int = 1
     elapsed: tuple[Fraction, ...] | None = None
     instants: tuple[float, ...] | None = None
+    tiles_rc: tuple[int, int] | None = None
+    joins: bool = False
+    raster: Raster | None = None
+    order: tuple[str, ...] = ("global", "tiles")
+
+    @property
+    def parts(self) -> tuple[View | Raster, ...]:
+        """Return what the stream reads cells from, in its order: views, or one raster for all tiles."""
+        if self.tiles_rc is None or not self.joins:
+            return self.views
+        whole = [view for view in self.views if view.node == "global"]
+        tiles = [] if self.raster is None else [self.raster]
+        by_node: dict[str, list[View] | list[Raster]] = {"global": whole, "tiles": tiles}
+        return tuple(part for node in self.order for part in by_node[node])
 
     @property
     def cells(self) -> int:
         """Return the number of placeholder tokens, which is the number of features of the encoder."""
-        return sum(view.tokens.size for view in self.views)
+        return sum(part.tokens.size for part in self.parts)
 
     @property
     def repeated_frames(self) -> int:
@@ -123,21 +87,159 @@ class Plan:
 
         In pixels, in stream order: a token can be drawn on the photo, and a click can be mapped to a token.
         """
-        return torch.cat([view.token_rects() for view in self.views])
+        return torch.cat([part.token_rects() for part in self.parts])
 
 
-def image_plan(image: Image, spec: FamilySpec) -> Plan:
+def image_plan(image: Image, spec: FamilySpec, images: int = 1) -> Plan:
     """Return the plan of an image.
 
     Args:
         image: its size before any resizing.
-        spec: the family's size rule and grid.
+        spec: the family's rules.
+        images: number of images of the prompt; some families cut an image only where it is alone.
 
     Raises:
-        PositionError: if the family refuses the size.
+        PositionError: if the family refuses the size, or a view would have no token.
     """
-    size_hw = resized(spec.views.global_.size, image.size_hw)
-    return Plan(size_hw=image.size_hw, views=(_whole(image.size_hw, size_hw, spec.grid, 1),))
+    size_hw = image.size_hw
+    tiles_rc = _tiles(size_hw, spec, images)
+    if tiles_rc is None:
+        spec = spec.untiled or spec
+    by_node: dict[str, list[View]] = {"global": [], "tiles": []}
+    raster = None
+    if spec.views.global_ is not None:
+        box = boxed(spec.views.global_.size, size_hw)
+        if spec.views.global_.of == "canvas" and tiles_rc is not None:
+            box = _canvas_box(size_hw, tiles_rc, spec)
+            for step in spec.views.global_.size:
+                box = step.apply(box)
+        by_node["global"] = [_view(size_hw, box, (0, 0, *box.size_hw), spec.grid)]
+    if tiles_rc is not None:
+        by_node["tiles"], raster = _tile_views(size_hw, tiles_rc, spec)
+    views = tuple(view for node in spec.stream.order for view in by_node[node])
+    if not views:
+        raise PositionError(
+            f"size_hw is {size_hw}; this family shows tiles alone and cuts none from it. "
+            "Use another variant or dialect."
+        )
+    return Plan(
+        size_hw=size_hw,
+        views=views,
+        tiles_rc=tiles_rc,
+        joins=spec.views.arrange == "joined",
+        raster=raster,
+        order=spec.stream.order,
+    )
+
+
+def _tiles(size_hw: tuple[int, int], spec: FamilySpec, images: int) -> tuple[int, int] | None:
+    """Return rows and columns of tiles, or None if the image is not cut."""
+    views, tile = spec.views, spec.views.tile
+    if views.pick is None or tile is None:
+        return None
+    height, width = resized(views.size, size_hw) if views.size else size_hw
+    if views.when is not None and not views.when.holds((height, width), images):
+        return None
+    unit = tile.unit_px or tile.px
+    margin = tile.margin_px
+    grid = picked(views.pick, (height - margin, width - margin), unit - margin)
+    if grid is None:
+        return None
+    cols, rows = (-(-count * unit // tile.px) for count in grid) if tile.unit_px else grid
+    fewest = None if views.when is None else views.when.tiles_over
+    return None if fewest is not None and cols * rows <= fewest else (rows, cols)
+
+
+def _tile_views(
+    size_hw: tuple[int, int], tiles_rc: tuple[int, int], spec: FamilySpec
+) -> tuple[list[View], Raster | None]:
+    """Return the views of all tiles, row by row, and the raster they form where the family joins them."""
+    tile = spec.views.tile
+    assert tile is not None  # noqa: S101 (there is a grid of tiles)
+    if tile.size is not None or tile.cut != "even":
+        return _pieces(size_hw, tiles_rc, tile, spec.grid), None
+    stride = tile.px - tile.margin_px
+    box = _canvas_box(size_hw, tiles_rc, spec)
+    windows = [
+        (row, col, (row * stride, col * stride, row * stride + tile.px, col * stride + tile.px))
+        for row in range(tiles_rc[0])
+        for col in range(tiles_rc[1])
+    ]
+    grids = gridded((tile.px, tile.px), spec.grid)
+    views = [
+        replace(_view(size_hw, box, window, spec.grid, grids), node="tile", tile_rc=(row, col))
+        for row, col, window in windows
+    ]
+    if spec.views.arrange == "per_view":
+        return views, None
+    return views, joined(size_hw, box, tiles_rc, spec.views, spec.grid)
+
+
+def _canvas_box(size_hw: tuple[int, int], tiles_rc: tuple[int, int], spec: FamilySpec) -> Box:
+    """Return the picture on the canvas of all tiles."""
+    views, tile = spec.views, spec.views.tile
+    assert tile is not None  # noqa: S101 (there is a grid of tiles)
+    rows, cols = (count * (tile.px - tile.margin_px) + tile.margin_px for count in tiles_rc)
+    source_hw = resized(views.size, size_hw) if views.size else size_hw
+    steps = views.fill if views.fill is not None else (Stretch(),)
+    return boxed(steps, source_hw, default_hw=(rows, cols))
+
+
+def _pieces(
+    size_hw: tuple[int, int], tiles_rc: tuple[int, int], tile: TileSpec, grid: GridSpec
+) -> list[View]:
+    """Return the views of pieces that are resized one by one."""
+    steps = tile.size if tile.size is not None else (Stretch(box=tile.px),)
+    (rows, heights), (cols, widths) = (
+        _cuts(side, count, tile.cut) for side, count in zip(size_hw, tiles_rc, strict=True)
+    )
+    views = []
+    for row, height in enumerate(heights):
+        for col, width in enumerate(widths):
+            box = boxed(steps, (height, width))
+            view = _view((height, width), box, (0, 0, *box.size_hw), grid)
+            source = rows[row], cols[col], rows[row + 1], cols[col + 1]
+            views.append(replace(view, node="tile", tile_rc=(row, col), source_yxyx=source))
+    return views
+
+
+def _cuts(side: int, count: int, cut: str) -> tuple[list[int | Fraction], list[int]]:
+    """Return where pieces of a side begin (and the last one stops), and their sizes in whole pixels."""
+    if cut == "even":
+        size = max(round(Fraction(side, count)), 1)
+        return [Fraction(at * side, count) for at in range(count + 1)], [size] * count
+    step = -(-side // count) if cut == "ceil" else side // count
+    edges = [min(at * step, side) for at in range(count)] + [side]
+    sizes = [high - low for low, high in pairwise(edges)]
+    if min(sizes) < 1:
+        raise PositionError(
+            f"a side of {side} pixels cannot be cut into {count} pieces; at least one pixel each is required. "
+            "Enlarge the picture first, or use a variant without splitting."
+        )
+    return list(edges), sizes
+
+
+def _view(
+    original_hw: tuple[int, int],
+    box: Box,
+    window_yxyx: tuple[int, int, int, int],
+    grid: GridSpec,
+    grids: tuple[Grid, Grid, tuple[Ruler, Ruler]] | None = None,
+) -> View:
+    """Return what a window of a canvas shows the encoder."""
+    top, left, bottom, right = window_yxyx
+    size_hw = bottom - top, right - left
+    patches, tokens, rulers = grids or gridded(size_hw, grid)
+    source, content = seen(original_hw, box, window_yxyx)
+    return View(
+        size_hw=size_hw,
+        source_yxyx=source,
+        content_yxyx=content,
+        patches=patches,
+        tokens=tokens,
+        rulers=rulers,
+        has_places=grid.queries is None,
+    )
 
 
 def video_plan(video: Video, spec: VideoSpec) -> Plan:
@@ -150,7 +252,8 @@ def video_plan(video: Video, spec: VideoSpec) -> Plan:
     Raises:
         PositionError: if the family refuses the size or the number of frames.
     """
-    size_hw = resized(spec.size, video.size_hw, frames=video.num_frames)
+    box = boxed(spec.size, video.size_hw, frames=video.num_frames)
+    view = _view(video.size_hw, box, (0, 0, *box.size_hw), spec.grid)
     steps = -(-video.num_frames // spec.group)
     seconds = None if video.seconds is None else tuple(video.seconds)
     if video.sampled_fps is not None:
@@ -160,7 +263,7 @@ def video_plan(video: Video, spec: VideoSpec) -> Plan:
         elapsed = None if seconds is None else elapsed_steps(seconds, spec.group)
     return Plan(
         size_hw=video.size_hw,
-        views=(_whole(video.size_hw, size_hw, spec.grid, steps),),
+        views=(_timed(view, steps),),
         group=spec.group,
         frames=video.num_frames,
         elapsed=elapsed,
@@ -193,15 +296,7 @@ def sampled_frames(spec: VideoSpec, total_frames: int, source_fps: float) -> int
     return math.floor(wanted / sample.multiple) * sample.multiple
 
 
-def _whole(
-    original_hw: tuple[int, int], size_hw: tuple[int, int], grid: GridSpec, frames: int
-) -> View:
-    """Return the view that shows the whole picture without padding."""
-    patches = Grid.of_image(size_hw, grid.patch, frames=frames, fit="floor")
-    return View(
-        size_hw=size_hw,
-        source_yxyx=(0, 0, *original_hw),
-        content_yxyx=(0, 0, *size_hw),
-        patches=patches,
-        tokens=patches.merged(grid.merge),
-    )
+def _timed(view: View, steps: int) -> View:
+    """Return the view of a clip of so many time steps."""
+    patches, tokens = (replace(grid, frames=steps) for grid in (view.patches, view.tokens))
+    return replace(view, patches=patches, tokens=tokens, node="clip")

@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from os import PathLike
 from pathlib import Path
-from types import ModuleType
 from typing import Any, Literal
 
 from visionpos.errors import PositionError
 from visionpos.vlm.pixels.files import readable_file
+from visionpos.vlm.pixels.opencv import opencv
 from visionpos.vlm.pixels.sampling import checked_rate
 
 Clock = Literal["auto", "container", "index"]
@@ -85,7 +85,7 @@ def video_info(
         raise PositionError(
             f"clock is {clock!r}; 'auto', 'container' or 'index' is required. Pass one of them."
         )
-    cv2 = _opencv()
+    cv2 = opencv()
     file = readable_file(path, "video")
     with opened_video(file) as capture:
         header_fps = float(capture.get(cv2.CAP_PROP_FPS))
@@ -107,18 +107,6 @@ def video_info(
     )
 
 
-def _opencv() -> ModuleType:
-    try:
-        import cv2  # heavy, and absent or broken on many servers
-        from cv2 import VideoCapture  # noqa: F401  (a half-removed cv2 imports, empty)
-    except ImportError as error:
-        raise ImportError(
-            f"cv2 cannot be loaded ({error}); reading video files requires OpenCV. Run `pip install "
-            "opencv-python-headless`, after `pip uninstall opencv-python` where libGL is missing."
-        ) from error
-    return cv2
-
-
 @contextmanager
 def opened_video(file: Path) -> Iterator[Any]:
     """Give the cv2.VideoCapture of a file, and release it afterwards.
@@ -128,7 +116,7 @@ def opened_video(file: Path) -> Iterator[Any]:
         ImportError: if OpenCV cannot be loaded.
     """
     # An absolute path: FFmpeg would take what stands before a colon for a protocol.
-    capture = _opencv().VideoCapture(str(file.resolve()))
+    capture = opencv().VideoCapture(str(file.resolve()))
     try:
         if not capture.isOpened():
             raise PositionError(
@@ -151,7 +139,7 @@ def _header_rate(header_fps: float, file: Path) -> float:
 
 def _measure(capture: Any, file: Path) -> tuple[tuple[int, int], tuple[float, ...]]:
     """Return the size of the first frame and the timestamp of all, in seconds since the first."""
-    milliseconds = _opencv().CAP_PROP_POS_MSEC
+    milliseconds = opencv().CAP_PROP_POS_MSEC
     stamps: list[float] = []
     size_hw = (0, 0)
     while capture.grab():  # decodes; retrieve() would convert colours as well

@@ -1,0 +1,173 @@
+"""Guard: what every encoding refuses at its two entrances, the call and the state dict."""
+
+import copy
+import pickle
+from inspect import signature
+
+import pytest
+import torch
+from torch import nn
+
+import visionpos as vp
+from tests.compiled import SIZES, graphs_of
+from visionpos import Dims, Grid, PositionError
+from visionpos.config import load_encoding, shipped
+from visionpos.encodings import spec_types
+from visionpos.encodings.guard import Guarded
+
+_SIZES = {
+    "lookhere": Dims(embed_dim=768, num_heads=12, depth=12),
+    "conv_relative": Dims(embed_dim=192, num_heads=8, depth=2),
+    "circle_rope": Dims(embed_dim=256, num_heads=2, depth=2),
+    "comrope": Dims(embed_dim=96, num_heads=2, depth=2),
+}
+_PLAIN = Dims(embed_dim=96, num_heads=4, depth=2)
+
+
+def _one_a_kind() -> dict[str, nn.Module]:
+    modules: dict[str, nn.Module] = {}
+    for name in shipped("encodings"):
+        spec = load_encoding(name)
+        if spec.kind not in modules:
+            modules[spec.kind] = vp.build(spec, _SIZES.get(spec.kind, _PLAIN)).eval()
+    return modules
+
+
+MODULES = _one_a_kind()
+WITH_GRID = [kind for kind in MODULES if kind != "prompt"]
+LEARNING = [kind for kind, module in MODULES.items() if module.state_dict()]
+TO_GRID = [
+    kind for kind in WITH_GRID if "grid" in list(signature(MODULES[kind].forward).parameters)[:1]
+]
+
+
+def test_every_kind_is_guarded():
+    assert set(MODULES) == set(spec_types())
+    assert all(isinstance(module, Guarded) for module in MODULES.values())
+    assert {"learned", "mixed_rope", "swin_table", "peg", "prompt", "gpsa", "pape"} <= set(LEARNING)
+
+
+@pytest.mark.parametrize("grid", [(3, 5), 15, [3, 5], torch.tensor([3, 5]), "3x5"], ids=str)
+@pytest.mark.parametrize("kind", WITH_GRID)
+def test_error_grid(kind, grid):
+    """A pair of sides, a token count, a text: named, with the remedy, by position and by name alike."""
+    module = MODULES[kind]
+    names = list(signature(module.forward).parameters)
+    others = [torch.zeros(1)] * names.index("grid")  # refused before they are looked at
+    with pytest.raises(PositionError, match=r"^grid is .*; a Grid of tokens .*Grid\(h, w\)"):
+        module(*others, grid)
+    with pytest.raises(PositionError, match=r"^grid is .*Grid\(h, w\)"):
+        module(*others, grid=grid)
+
+
+def test_error_other_grids():
+    with pytest.raises(PositionError, match=r"^keys is \(3, 5\); a Grid of tokens"):
+        MODULES["decomposed_bias"](torch.zeros(1), Grid(3, 5), keys=(3, 5))
+    for points in (MODULES["axial_rope"].points, MODULES["liere"].points, vp.coordinates):
+        with pytest.raises(PositionError, match=r"^grid is \(3, 5\); a Grid of tokens"):
+            points((3, 5))
+
+
+def _first(out: object) -> torch.Tensor:
+    """One tensor of what an encoding gives: a code, a bias, or the numbers of a turn."""
+    for name in ("rotation", "cos", "matrices"):
+        out = out if isinstance(out, torch.Tensor) else getattr(out, name, out)
+    assert isinstance(out, torch.Tensor)
+    return out
+
+
+@pytest.mark.parametrize("kind", TO_GRID)
+def test_device_by_name(kind):
+    """torch takes "cpu" wherever it takes torch.device("cpu"), and so does every encoding."""
+    module = MODULES[kind]
+    grid = Grid(8, 16)  # whole windows of Hiera
+    if kind == "spatiotemporal":
+        grid = Grid(4, 6, frames=module.spec.grid_thw[0])
+    assert torch.equal(_first(module(grid, device="cpu")), _first(module(grid)))
+
+
+@pytest.mark.parametrize("kind", ["learned", "swin_table", "fire", "factorized", "abswin"])
+def test_error_device_by_name(kind):
+    """A device that the parameters are not on is refused, as torch.device and as a name."""
+    for device in ("cuda:0", torch.device("cuda", 0)):
+        with pytest.raises(PositionError, match=r"^device is cuda:0 and the .* on cpu; move"):
+            MODULES[kind](Grid(8, 16), device=device)
+
+
+@pytest.mark.parametrize("kind", LEARNING)
+def test_error_state_dict_of_another_shape(kind):
+    """Every key, inner layers' too: named with both shapes and the remedy, and nothing is copied."""
+    module = copy.deepcopy(MODULES[kind])
+    before = {key: value.clone() for key, value in module.state_dict().items()}
+    for key, value in before.items():
+        state = {name: torch.zeros_like(other) for name, other in before.items()}
+        state[key] = torch.zeros(*value.shape, 2)
+        found, needed = tuple(state[key].shape), tuple(value.shape)
+        for strict in (True, False):
+            with pytest.raises(PositionError) as caught:
+                module.load_state_dict(state, strict=strict)
+            message = str(caught.value)
+            assert message.startswith(f"{key} has shape {found} in the state dict; ")
+            assert f"{type(module).__name__} needs {needed}. Build it with the spec" in message
+    assert all(torch.equal(value, before[key]) for key, value in module.state_dict().items())
+
+
+@pytest.mark.parametrize("kind", LEARNING)
+def test_state_dict_keeps_torch_s_own_rules(kind):
+    """Missing and unexpected keys are torch's business: an error when strict, a list when not."""
+    module, state = copy.deepcopy(MODULES[kind]), MODULES[kind].state_dict()
+    assert module.load_state_dict(state).missing_keys == []
+    first = next(iter(state))
+    short = {key: value for key, value in state.items() if key != first}
+    with pytest.raises(RuntimeError, match=r"Missing key\(s\)"):
+        module.load_state_dict(short)
+    assert module.load_state_dict(short, strict=False).missing_keys == [first]
+    with pytest.raises(RuntimeError, match=r"Unexpected key\(s\)"):
+        module.load_state_dict({**state, "other": torch.zeros(1)})
+    loose = module.load_state_dict({**state, "other": torch.zeros(1)}, strict=False)
+    assert loose.unexpected_keys == ["other"]
+
+
+@pytest.mark.parametrize("kind", LEARNING)
+def test_guard_survives_copies_and_sits_inside_models(kind):
+    """deepcopy (EMA) and pickle keep it, and inside a model the message says where."""
+    for module in (copy.deepcopy(MODULES[kind]), pickle.loads(pickle.dumps(MODULES[kind]))):
+        model = nn.ModuleDict({"inner": nn.Sequential(module)})
+        state = model.state_dict()
+        key = next(iter(state))
+        state[key] = torch.zeros(*state[key].shape, 2)
+        with pytest.raises(PositionError, match=rf"^{key.replace('.', '[.]')} has shape"):
+            model.load_state_dict(state)
+
+
+def test_load_assigns_and_skips_what_is_no_tensor():
+    module = copy.deepcopy(MODULES["learned"])
+    table = torch.zeros_like(module.table)
+    module.load_state_dict({"table": table}, assign=True)
+    assert module.table.data_ptr() == table.data_ptr()
+    with pytest.raises(PositionError, match=r"^table has shape \(2, 2\)"):
+        module.load_state_dict({"table": torch.zeros(2, 2)}, assign=True)
+    with pytest.raises(RuntimeError, match=r"expected torch\.Tensor"):
+        module.load_state_dict({"table": 3})
+
+
+@pytest.mark.parametrize("kind", ["axial_rope", "mixed_rope", "learned", "t5_bias", "alibi"])
+def test_compile_one_graph_over_six_sizes(kind):
+    """The guard of a call costs no graph: the module itself is compiled, not a function around it."""
+    module = MODULES[kind]
+
+    def run(height: int, width: int) -> torch.Tensor:
+        out = module(Grid(height, width))
+        return out.cos if isinstance(out, vp.Rotation) else out
+
+    assert graphs_of(run, SIZES) == 1
+
+
+def test_compile_a_module():
+    """torch.compile of the module object, as users write it."""
+    torch._dynamo.reset()
+    module = MODULES["peg"]
+    tokens = torch.randn(1, 15, 96)
+    compiled = torch.compile(module, backend="eager", fullgraph=True, dynamic=True)
+    assert torch.equal(compiled(tokens, Grid(3, 5)), module(tokens, Grid(3, 5)))
+    torch._dynamo.reset()

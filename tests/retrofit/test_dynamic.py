@@ -1,0 +1,131 @@
+"""make_dynamic: any size at any call gives what resize gives, and nothing is written into the model on the way."""
+
+import copy
+import pickle
+import threading
+from typing import Any
+
+import pytest
+import torch
+
+from tests.retrofit.families import FAMILIES, Family, features
+from tests.retrofit.zoo import apart, vit
+from visionpos import retrofit
+from visionpos.errors import PositionError
+
+# Those that evaluate their tables here are exact; timm's own resampling of SAM and Hiera abswin agrees to float noise.
+NAMES = {
+    "beit_base_patch16_224": 0.0,
+    "vit_relpos_small_patch16_224": 0.0,
+    "vit_srelpos_small_patch16_224": 0.0,
+    "vit_relpos_medium_patch16_cls_224": 0.0,
+    "coatnet_nano_rw_224": 0.0,
+    "levit_128s": 0.0,
+    "levit_conv_128s": 0.0,
+    "hiera_tiny_224": 0.0,
+    "hiera_small_abswin_256": 1e-5,
+    "samvit_base_patch16": 1e-5,
+    "sam2_hiera_tiny": 0.0,
+}
+
+
+def family(name: str) -> Family:
+    return next(one for one in FAMILIES if one.name == name)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_size_is_what_resize_gives(name: str) -> None:
+    one = family(name)
+    model = one.build()
+    free = copy.deepcopy(model)
+    retrofit.make_dynamic(free)
+    retrofit.make_dynamic(free)  # twice is once
+    before = {key: value.clone() for key, value in free.state_dict().items()}
+    assert list(before) == list(model.state_dict())
+    assert torch.equal(features(free, one.image(one.start)), features(model, one.image(one.start)))
+    retrofit.resize(model, one.target)
+    wanted = features(model, one.image())
+    for other in (free, copy.deepcopy(free), pickle.loads(pickle.dumps(free))):
+        found = features(other, one.image())
+        assert (
+            torch.equal(found, wanted) if NAMES[name] == 0.0 else apart(found, wanted) < NAMES[name]
+        )
+    assert torch.equal(features(free, one.image(one.start)), features(free, one.image(one.start)))
+    assert all(torch.equal(value, before[key]) for key, value in free.state_dict().items())
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["beit_base_patch16_224", "levit_128s", "hiera_tiny_224", "vit_relpos_small_patch16_224"],
+)
+def test_gradients_reach_the_table(name: str) -> None:
+    one = family(name)
+    model = one.build().train()
+    retrofit.make_dynamic(model)
+    loss: Any = model.forward_features(one.image((96, 128)))
+    loss.square().mean().backward()
+    path = next(part.path for part in retrofit.describe(model) if part.kind != "ports")
+    weights = [weight for key, weight in model.named_parameters() if key.startswith(path)]
+    assert weights
+    assert all(weight.grad is not None and weight.grad.abs().sum() > 0 for weight in weights)
+
+
+def test_resize_after_make_dynamic() -> None:
+    """The home size moves, and other sizes are still evaluated for the call."""
+    one = family("levit_128s")
+    model = one.build()
+    retrofit.make_dynamic(model)
+    features(model, one.image((128, 64)))
+    retrofit.resize(model, (96, 160))
+    fresh = one.build()
+    retrofit.resize(fresh, (96, 160))
+    assert torch.equal(features(model, one.image()), features(fresh, one.image()))
+
+
+def test_two_threads_two_sizes() -> None:
+    """The grid belongs to the call: threads do not read each other's."""
+    one = family("vit_relpos_small_patch16_224")
+    model = one.build()
+    retrofit.make_dynamic(model)
+    sizes = [(64, 96), (96, 64), (128, 32), (160, 160)]
+    wanted = [features(model, one.image(size)) for size in sizes]
+    wrong: list[tuple[int, int]] = []
+
+    def work(size: tuple[int, int], expected: torch.Tensor) -> None:
+        found = [features(model, one.image(size)) for _ in range(5)]
+        wrong.extend(size for value in found if not torch.equal(value, expected))
+
+    threads = [threading.Thread(target=work, args=pair) for pair in zip(sizes, wanted, strict=True)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+
+
+def test_errors() -> None:
+    with pytest.raises(PositionError, match=r"make_dynamic serves Beit, .*dynamic_img_size=True"):
+        retrofit.make_dynamic(vit())
+    one = family("levit_128s")
+    model = one.build()
+    retrofit.make_dynamic(model)
+    with pytest.raises(PositionError, match=r"ran before the module that takes the image"):
+        model.stages(torch.zeros(1, 16, 128))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["vit_relpos_small_patch16_224", "levit_128s"])
+def test_compile_one_graph_for_all_sizes(name: str) -> None:
+    from torch._dynamo.testing import CompileCounter
+
+    one = family(name)
+    model = one.build()
+    retrofit.make_dynamic(model)
+    torch.compiler.reset()
+    counter = CompileCounter()
+    graph = torch.compile(model, backend=counter, dynamic=True, fullgraph=True)
+    with torch.no_grad():
+        for size in ((96, 160), (128, 192), (192, 96), (160, 128)):
+            x = one.image(size)
+            assert torch.equal(graph(x), model(x))
+    assert counter.frame_count <= 2

@@ -1,0 +1,54 @@
+"""Ranges: the bounds that the numbers of a spec and the arguments of a filling share, each with one message."""
+
+from __future__ import annotations
+
+import math
+
+from visionpos.errors import PositionError
+
+
+def check_theta(theta: float) -> None:
+    """Refuse a ladder base that is not a finite number above 0."""
+    if not 0 < theta < math.inf:
+        raise PositionError(
+            f"theta is {theta}; a finite ladder base above 0 is required (100 or 10000 are usual)."
+        )
+
+
+def check_periods(shortest: float, longest: float) -> None:
+    """Refuse periods that are out of order, or not finite and above 0."""
+    if not 0 < shortest <= longest < math.inf:
+        raise PositionError(
+            f"periods are {shortest} and {longest}; 0 < shortest <= longest is required. Swap or correct them."
+        )
+
+
+def check_sigma(sigma: float) -> None:
+    """Refuse a spread of random frequencies that is not a finite number above 0."""
+    if not 0 < sigma < math.inf:
+        raise PositionError(f"sigma is {sigma}; a finite number above 0 is required (1 is usual).")
+
+
+def check_max_freq(max_freq: float) -> None:
+    """Refuse pixel bands that would end before they begin."""
+    if not 2 <= max_freq < math.inf:
+        raise PositionError(
+            f"max_freq is {max_freq}; a finite number of at least 2 is required (the grid's side is usual)."
+        )
+
+
+def check_speeds(slowest: float, fastest: float, still: float) -> None:
+    """Refuse speeds that are out of order, or a share of resting pairs that leaves none."""
+    if not (0 < slowest <= fastest < math.inf and 0 <= still < 1):
+        raise PositionError(
+            f"slowest is {slowest}, fastest {fastest} and still {still}; 0 < slowest <= fastest and a share in [0, 1) "
+            "are required."
+        )
+
+
+def check_least(least: float) -> None:
+    """Refuse a bound of slow bands below the turns that rounding can keep."""
+    if not 0.5 <= least < math.inf:
+        raise PositionError(
+            f"least is {least}; a finite number of at least 0.5 turns is required (1 is usual)."
+        )

@@ -1,0 +1,68 @@
+"""Attribute paths: what the seam table's dotted names stand for in a model, and the sides that a value states."""
+
+from __future__ import annotations
+
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+Sides = tuple[int, int]
+
+
+def find(owner: Any, path: str) -> Any:
+    """Return the value at an attribute path, None where an attribute is missing or empty."""
+    for name in path.split("."):
+        owner = getattr(owner, name, None)
+        if owner is None:
+            return None
+    return owner
+
+
+def place(model: nn.Module, path: str, value: Any) -> None:
+    """Put a value at an attribute path."""
+    parent, _, name = path.rpartition(".")
+    setattr(find(model, parent) if parent else model, name, value)
+
+
+def matches(model: nn.Module, pattern: str) -> Iterator[tuple[str, Any]]:
+    """Yield (path, value) of every attribute path that fits; `*` ranges over names of submodules and parameters."""
+    for alternative in pattern.split("|"):
+        found: list[tuple[str, Any]] = [("", model)]
+        for part in alternative.split("."):
+            found = [
+                (f"{path}.{name}".lstrip("."), getattr(owner, name))
+                for path, owner in found
+                for name in _names(owner, part)
+            ]
+        yield from ((path, value) for path, value in found if value is not None)
+
+
+def _names(owner: Any, part: str) -> list[str]:
+    """Return the attribute names of one path segment."""
+    if "*" not in part:
+        return [part] if hasattr(owner, part) else []
+    if not isinstance(owner, nn.Module):
+        return []
+    names = [name for name, _ in owner.named_children()]
+    names += [name for name, _ in owner.named_parameters(recurse=False)]
+    return [name for name in names if fnmatchcase(name, part)]
+
+
+def sides_of(value: Any) -> tuple[int, int] | None:
+    """Return the two sides that a number, a pair, a triple (frames first) or a patch module states, None if none."""
+    if value is None:
+        return None
+    if isinstance(value, nn.Module):
+        grid = getattr(value, "grid_size", None)
+        image, patch = (sides_of(getattr(value, name, None)) for name in ("img_size", "patch_size"))
+        if not hasattr(value, "grid_size") and image is not None and patch is not None:
+            return image[0] // patch[0], image[1] // patch[1]
+        return sides_of(grid)
+    if isinstance(value, int):
+        return value, value
+    pair = tuple(int(side) for side in value)[-2:]
+    return (pair[0], pair[1]) if len(pair) == 2 else None

@@ -1,0 +1,155 @@
+"""Image sizes: which one a model serves, which ones it can serve, and where it writes them down."""
+
+from __future__ import annotations
+
+import inspect
+import math
+import operator
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from visionpos.errors import PositionError
+from visionpos.geometry import Grid
+from visionpos.retrofit.seams import find, matches, row_of, sides_of
+from visionpos.retrofit.tables import tables_of
+
+if TYPE_CHECKING:
+    from visionpos.retrofit.paths import Sides
+    from visionpos.retrofit.seams import ModelSeams
+
+_RECORD = "visionpos_image"
+_LARGEST = 1 << 24  # pixels a side
+
+
+def image_of(model: Any) -> Sides | None:
+    """Return the image (height, width) in pixels that a model now serves, None if nothing says so.
+
+    In this order: what the model itself keeps, what `resize` wrote down, what timm did, the pretrained configuration.
+    """
+    row = row_of(model)
+    own = getattr(model, "img_size", None)
+    if isinstance(own, (tuple, list)):
+        return sides_of(own)
+    for path in (*row.patches, row.patch_embed):
+        for _, patch in matches(model, path):
+            if sides_of(getattr(patch, "img_size", None)):
+                return sides_of(patch.img_size)
+    if row.image is not None:
+        path, stride = row.image
+        held: Any = next((value for _, value in matches(model, path)), None)
+        if path == "table":  # the first that moves
+            held = next((table.sides for table in tables_of(model) if table.moves), None)
+        held = held.shape[-3:-1] if isinstance(held, torch.Tensor) else held  # a table [1, y, x, d]
+        sides, step = (
+            sides_of(held),
+            sides_of(find(model, stride) if isinstance(stride, str) else stride),
+        )
+        if sides is not None and step is not None:
+            return sides[0] * step[0], sides[1] * step[1]
+    told = getattr(model, _RECORD, None) or getattr(model, "_traits", {}).get("img_size")
+    cfg = getattr(model, "pretrained_cfg", None) or {}
+    return sides_of(told or (cfg.get("input_size") or None))
+
+
+def remember_image(model: Any, size_hw: Sides) -> None:
+    """Write an image size down, where timm would: a model rebuilt from its arguments then has it."""
+    object.__setattr__(model, _RECORD, size_hw)
+    if not hasattr(model, "_traits"):  # before timm 1.0.31
+        return
+    model._traits = {**model._traits, "img_size": size_hw}  # noqa: SLF001 (timm's update_model_input_size does this)
+    if "img_size" in inspect.signature(type(model).__init__).parameters:
+        model._model_args = {**getattr(model, "_model_args", {}), "img_size": size_hw}  # noqa: SLF001
+
+
+def checked_size(model: Any, row: ModelSeams, size_hw: Any, patch: Sides | None = None) -> Sides:
+    """Return (height, width) that the model can serve, with patches of another size if they are given.
+
+    Raises:
+        PositionError: if they are no whole numbers above 0, no multiples of what the class cuts maps by, or unequal
+            where the class needs a square.
+    """
+    if row.patches and row.multiple == 1:
+        target_grid(find(model, row.patches[0]), size_hw, patch)
+        return int(size_hw[0]), int(size_hw[1])
+    step = _multiple(model, row)
+    size = _whole(size_hw)
+    if size is None:
+        raise PositionError(
+            f"size_hw {size_hw!r} is no image size; (height, width) must be positive multiples of {step} pixels, "
+            f"{_LARGEST} at most."
+        )
+    if row.resize == "square" and size[0] != size[1]:
+        raise PositionError(
+            f"size {size} is not square; {type(model).__name__} rebuilds its map from a square number of square "
+            f"blocks. Use a square size divisible by {step[0]}."
+        )
+    if size[0] % step[0] or size[1] % step[1]:
+        below, above = (
+            tuple(max(1, rounding(side / by)) * by for side, by in zip(size, step, strict=True))
+            for rounding in (math.floor, math.ceil)
+        )
+        raise PositionError(
+            f"size {size} is not a multiple of {step[0] if step[0] == step[1] else step}; {type(model).__name__} "
+            f"cuts its maps by whole steps. Use {below} or {above}."
+        )
+    return size
+
+
+def _multiple(model: Any, row: ModelSeams) -> Sides:
+    """Return what both image sides must be multiples of."""
+    wanted = row.multiple
+    if wanted == "blocks":  # a square number of blocks, four times fewer at every level
+        side = model.patch_size * math.isqrt(model.num_blocks[0])
+        return side, side
+    steps = sides_of(find(model, wanted) if isinstance(wanted, str) else wanted)
+    if steps is None:
+        raise PositionError(f"model has no {wanted}; the seam table does not fit it.")
+    for path, by in row.coarser:
+        for _, value in matches(model, path):
+            side = sides_of(value)
+            steps = (
+                steps
+                if side is None
+                else (math.lcm(steps[0], by * side[0]), math.lcm(steps[1], by * side[1]))
+            )
+    return steps
+
+
+def target_grid(patch: Any, size_hw: tuple[int, int], cut: Sides | None = None) -> Grid:
+    """Return the grid of the new size, refusing sides that the patch embedding would silently crop.
+
+    Args:
+        patch: the module that cuts patches.
+        size_hw: image (height, width) in pixels.
+        cut: patches that it will cut, those of now when None.
+    """
+    step_hw = _step(patch)
+    if cut is not None:
+        now = sides_of(patch.patch_size) or (1, 1)
+        step_hw = (step_hw[0] // now[0] * cut[0], step_hw[1] // now[1] * cut[1])
+    size = _whole(size_hw)
+    if size is not None and not (size[0] % step_hw[0] or size[1] % step_hw[1]):
+        return Grid(size[0] // step_hw[0], size[1] // step_hw[1])
+    raise PositionError(
+        f"size_hw {size_hw!r} is not divisible into patches of {step_hw} pixels; (height, width) must be positive "
+        f"multiples of the patch, {_LARGEST} at most. timm would crop the rest in silence: resize or pad the images "
+        "instead."
+    )
+
+
+def _step(patch: Any) -> Sides:
+    """Return (height, width) of the pixels a patch module turns into one token."""
+    ratio = getattr(patch, "feat_ratio", None)
+    step = ratio(as_scalar=False) if ratio is not None else sides_of(patch.patch_size) or (1, 1)
+    return int(step[0]), int(step[1])
+
+
+def _whole(size_hw: Any) -> Sides | None:
+    """Return a size that is two whole numbers above 0 and not absurd, else None."""
+    try:
+        # Whole numbers of any kind; int() would cut 64.5 to 64 without a word.
+        height, width = (operator.index(side) for side in size_hw)
+    except (TypeError, ValueError):
+        return None
+    return (height, width) if min(height, width) > 0 and max(height, width) <= _LARGEST else None
