@@ -385,3 +385,35 @@ def test_golden_mesh_order(hw):
         rows = lattice[..., ~varies]
         assert rows.shape[-1] == 8
         assert (rows - rows[:1]).abs().max() > 0.1
+
+
+def test_golden_entries_of_two_axes():
+    """1H: NaViT's two tables hold a vector a side, a full table one a cell, as the paper says of Pix2Struct."""
+    counts = {}
+    for name, spec in (
+        ("factorised", FactorizedSpec(table_hw=(30, 20))),
+        ("full", LearnedSpec(grid_hw=(30, 20))),
+    ):
+        module = vp.build(spec, dims(4))
+        counts[name] = sum(weight.shape[0] for weight in module.parameters())
+    assert counts == {"factorised": 50, "full": 600}
+    published = {"siglip2_naflex": 16 * 16, "idefics2_vision": 70 * 70}
+    for name, entries in published.items():
+        assert vp.build(load_encoding(name), dims(4)).table.shape[0] == entries
+
+
+def test_golden_start_of_navit():
+    """1H: vit-pytorch's NaViT starts its tables at a deviation of 1, timm's factorised NaFlexVit at .02."""
+    for name, std in (("navit_factorized", 1.0), ("naflexvit_factorized", 0.02)):
+        rows = vp.build(load_encoding(name), dims(512)).rows
+        assert rows.std().item() == pytest.approx(std, rel=0.05)
+
+
+def test_golden_class_row_of_mae():
+    """1A: MAE stores a row of zeros in front, so nothing is added to the class token; the others have no such row."""
+    module = vp.build(load_encoding("mae"), Dims(embed_dim=8, num_heads=1, depth=1, prefix=1))
+    tokens = torch.randn(2, 1 + 15, 8)
+    out = module.added(tokens, module(Grid(3, 5)), prefix=1)
+    assert torch.equal(out[:, 0], tokens[:, 0])
+    stored = torch.cat([torch.zeros(1, 8), module(Grid(3, 5))])  # as MAE keeps it
+    torch.testing.assert_close(out, tokens + stored)

@@ -123,3 +123,37 @@ def test_golden_sam_code():
         [[0.866025, -0.965926, -0.5, 0.258819], [-0.866025, 0.965926, -0.5, 0.258819]]
     )
     torch.testing.assert_close(code[[0, 5]], expected, rtol=0, atol=6e-7)
+
+
+# facts/sequence_and_audit.md 6, base 100, 16 planes an axis, 14 cells: rule -> (cells per index, base).
+STRETCHES = {
+    "none": (1.0, 100.0),
+    "interpolated": (0.5, 100.0),
+    "ntk": (1.0, 100 * 2 ** (32 / 30)),
+    "theta_times_s": (1.0, 200.0),
+}
+# Planes over 1.1 of their trained phase, of 13 that never complete a turn; the largest excess; the step kept.
+EXCESS = {
+    "none": (13, 2.08, 1.0),
+    "interpolated": (0, 1.04, 0.5),
+    "ntk": (11, 1.81, 1.0),
+    "theta_times_s": (12, 1.82, 1.0),
+}
+
+
+@pytest.mark.parametrize("rule", STRETCHES)
+def test_golden_phase_beyond_training(rule):
+    """facts/sequence_and_audit.md 6: 14 to 28 cells: NTK leaves nearly all planes of a vision grid untrained."""
+    scale, theta = STRETCHES[rule]
+    trained, moved = (vp.axial_freqs(64, theta=t)[0, :16].double() for t in (100.0, theta))
+    short, extent = 13 * trained, {} if scale == 1.0 else {"trained_shape": (14, 14)}
+    spec = CoordSpec(extent="trained" if extent else "index", **extent)
+    places = vp.coordinates(Grid(28, 1), spec)[:, 0].double()
+    never = short < FULL_TURN
+    excess = (places.max() * moved / short)[never]
+    over, largest, step = EXCESS[rule]
+    assert int(never.sum()) == 13
+    assert int((excess > 1.1).sum()) == over
+    assert excess.max().item() == pytest.approx(largest, abs=5.1e-3)
+    assert ((places[1] - places[0]) * moved[0] / trained[0]).item() == pytest.approx(step)
+    assert STRETCHES["ntk"][1] == pytest.approx(209.459, abs=5e-4)

@@ -140,3 +140,88 @@ def test_golden_aliasing_of_the_fastest_band():
     turns = module.angles(torch.tensor([[-0.5, 0.1], [0.5, 0.1]]))
     assert (turns[1, 0] - turns[0, 0]).item() == pytest.approx(2 * math.pi, rel=1e-6)
     assert turns[1, 1] - turns[0, 1] < 2
+
+
+def test_golden_eva_stretches_or_runs_on():
+    """Facts 5.31 (EVA 45), timm.md 1.4: at 32 cells, cell 2i stands where cell i of 16 stood; as an index, at 2i."""
+    stretched = load_encoding("eva02")
+    index = AxialRopeSpec(theta=1e4)
+    for spec, factor in ((stretched, 1), (index, 2)):
+        module = vp.build(spec, DIMS)
+        far = module.angles(module.points(Grid(32, 32))).unflatten(0, (32, 32))[::2, ::2]
+        near = module.angles(module.points(Grid(16, 16))).unflatten(0, (16, 16))
+        torch.testing.assert_close(far, factor * near, rtol=1e-6, atol=0)
+
+
+def test_golden_dinov3_has_no_trained_grid():
+    """Facts 5.38 (dinov3 280): weights of 256 px, a config of 224: centred angles ask for neither."""
+    spec = load_encoding("dinov3")
+    assert spec.coords.trained_shape is None
+    module = vp.build(spec, DIMS)
+    for side in (14, 16):
+        ends = module.angles(module.points(Grid(side, side)))[-1, 0].item()
+        assert ends == pytest.approx(2 * math.pi * (1 - 1 / side), rel=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_golden_draws_are_float32(dtype):
+    """Facts 1G: DINOv3 draws in its rope's dtype; here a half model draws what a float32 model draws."""
+    spec = AxialRopeSpec(coords=CoordSpec(unit="centred", shift=0.5, jitter=2.0, rescale=2.0))
+    drawn = []
+    for model_dtype in (torch.float32, dtype):
+        module = vp.build(spec, DIMS).to(model_dtype).train()
+        drawn.append(module.points(Grid(3, 5), generator=torch.Generator().manual_seed(0)))
+    assert torch.equal(*drawn)
+    coarse = torch.empty(256, dtype=dtype).uniform_(-0.5, 0.5)
+    fine = torch.empty(256).uniform_(-0.5, 0.5)
+    assert len(coarse.unique()) < len(fine.unique()) == 256
+
+
+def test_golden_mixed_turns_every_pair_by_both_axes():
+    """users.md D02 (rope-vit 27, 3): mixed is x fx + y fy on every pair, a head; axial is one axis a pair."""
+    mixed = vp.build(load_encoding("rope_mixed"), Dims(embed_dim=16, num_heads=2, depth=1))
+    freqs = mixed.freqs(0).detach()
+    assert (freqs != 0).all()
+    assert not torch.equal(freqs[0], freqs[1])
+    points = mixed.points(Grid(3, 5))
+    by_hand = points[:, :1] * freqs[:, None, 0] + points[:, 1:] * freqs[:, None, 1]
+    torch.testing.assert_close(mixed.angles(points).detach(), by_hand)
+    axial = vp.build(load_encoding("rope_vit_axial"), DIMS).freqs()
+    assert ((axial != 0).sum(0) == 1).all()
+
+
+def test_golden_x_and_y_in_turns_is_a_permutation():
+    """users.md D02: [x bands, y bands] and x, y, x, y, ... give one score once q and k are permuted alike."""
+    blocks, turns = (
+        vp.build(AxialRopeSpec(axis_order=(1, 0), order=order), DIMS)(Grid(3, 5))
+        for order in ("contiguous", "interleaved")
+    )
+    q, k = torch.randn(2, 1, 1, 15, 16)
+    moved = torch.arange(16).view(2, 4, 2).transpose(0, 1).flatten()  # pair p of x, pair p of y
+    expected = blocks.apply(q) @ blocks.apply(k).mT
+    same = turns.apply(q[..., moved]) @ turns.apply(k[..., moved]).mT
+    torch.testing.assert_close(same, expected, rtol=1e-5, atol=1e-5)
+    assert (turns.apply(q) @ turns.apply(k).mT - expected).abs().max() > 0.5
+
+
+class Turned(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.rope = vp.build(load_encoding("sam2_memory"), DIMS)
+
+    def forward(self, q: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+        return self.rope(Grid(rows.shape[0], rows.shape[1])).apply(q)
+
+
+def test_golden_no_complex_number_leaves():
+    """users.md D07 (sam2 186): the real form is the complex form to 1e-6; no operation of the graph is complex."""
+    q, rows = torch.randn(1, 1, 15, 16), torch.zeros(3, 5)
+    module = Turned()
+    turns = module.rope.angles(module.rope.points(Grid(3, 5)))
+    pairs = torch.view_as_complex(q.unflatten(-1, (8, 2)))
+    expected = torch.view_as_real(pairs * torch.polar(torch.ones_like(turns), turns)).flatten(-2)
+    torch.testing.assert_close(module(q, rows), expected, rtol=0, atol=1e-6)
+    graph = torch.export.export(module, (q, rows)).graph
+    values = [node.meta["val"] for node in graph.nodes if torch.is_tensor(node.meta.get("val"))]
+    assert len(values) > 5
+    assert not [value for value in values if value.is_complex()]

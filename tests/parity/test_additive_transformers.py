@@ -56,6 +56,7 @@ from transformers.vision_utils import (
     get_vision_nearest_position_ids,
 )
 from vit_pytorch.na_vit import NaViT
+from vit_pytorch.simple_vit import posemb_sincos_2d
 from vit_pytorch.simple_vit_3d import posemb_sincos_3d
 
 RECTANGLES = [(3, 5), (1, 7), (7, 1), (13, 11), (25, 40)]
@@ -352,3 +353,12 @@ def test_reference_sam2_fourier():
     shares_xy = torch.rand(2, 3, 5, 2)
     ours = module.at(2 * shares_xy.flip(-1) - 1)
     torch.testing.assert_close(ours, theirs(shares_xy), rtol=0, atol=1e-5)
+
+
+def test_reference_simple_vit_width_4():
+    """1A: one frequency an axis, exponent 0 / 0: vit-pytorch and big_vision give NaN at width 4; here it is refused."""
+    assert posemb_sincos_2d(2, 3, 4).isnan().all()
+    eight = vp.build(SinCosSpec(dialect="big_vision"), dims(8))(Grid(2, 3))
+    torch.testing.assert_close(eight, posemb_sincos_2d(2, 3, 8), rtol=0, atol=1e-6)
+    with pytest.raises(vp.PositionError, match=r"embed_dim is 4; .* at least 8"):
+        vp.build(SinCosSpec(dialect="big_vision"), dims(4))

@@ -32,6 +32,7 @@ from torch import nn
 import visionpos as vp
 from tests.tolerances import assert_close_to
 from visionpos import Dims, Grid
+from visionpos.config import load_encoding
 from visionpos.encodings import (
     DecomposedBias,
     DecomposedBiasSpec,
@@ -359,3 +360,29 @@ def test_halonet(block, halo):
     q = torch.randn(2, 3, block * block, 8)
     out = ours(q, Grid(block, block), keys=Grid(window, window))
     assert_close_to(out, theirs(q))
+
+
+@pytest.mark.parametrize(
+    ("name", "theirs", "hidden", "out_bias"),
+    [
+        ("swinv2_8", lambda: SwinV2Attention(24, (4, 4), 3), 512, False),
+        ("swinv2_cr", lambda: WindowMultiHeadAttention(24, 3, (4, 4)), 384, True),
+        ("relpos_mlp_cr", lambda: RelPosMlp((4, 4), 3, hidden_dim=512, mode="cr"), 512, True),
+        (None, lambda: RelPosMlp((4, 4), 3, mode="cr"), 128, True),
+        (None, lambda: RelPosMlp((4, 4), 3, mode="swin"), 128, False),
+    ],
+    ids=["swinv2", "cr", "maxxvit", "relpos cr", "relpos swin"],
+)
+def test_networks_of_log_biases(name, theirs, hidden, out_bias):
+    """Facts 1D: widths and biases of the networks; timm stores neither the coordinates nor the index."""
+    state = theirs().state_dict()
+    found = [key for key in state if "mlp" in key]
+    assert len(found) == 3 + out_bias
+    assert not [key for key in state if "relative" in key or "coords" in key]
+    spec = (
+        LogBiasSpec(form="cr", hidden=hidden, out_bias=out_bias)
+        if name is None
+        else load_encoding(name)
+    )
+    assert (spec.hidden, spec.out_bias) == (hidden, out_bias)
+    assert LogBias.from_source(state, spec, DIMS).hidden.weight.shape == (hidden, 2)

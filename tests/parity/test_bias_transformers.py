@@ -195,3 +195,20 @@ def test_sam(hw):
         q.flatten(0, 1), theirs.rel_pos_h, theirs.rel_pos_w, hw, hw
     )
     assert_close_to(ours(q, Grid(*hw)), flat.reshape(2, 3, q.shape[2], q.shape[2]))
+
+
+def test_swinv2_buffers_that_are_stored():
+    """Facts 1D, 5.29: torchvision stores the table of coordinates and the index, transformers neither.
+
+    A stored table belongs to one window and is left behind: the weights serve any other.
+    """
+    stored = drawn(ShiftedWindowAttentionV2(24, [4, 4], [0, 0], 3)).state_dict()
+    buffers = {"relative_coords_table", "relative_position_index"}
+    assert buffers <= stored.keys()
+    assert not [key for key in swinv2((4, 4), (0, 0)).state_dict() if "relative" in key]
+    ours, without = (
+        LogBias.from_source(state, LogBiasSpec(form="torchvision"), DIMS)
+        for state in (stored, {k: v for k, v in stored.items() if k not in buffers})
+    )
+    assert not [key for key in ours.state_dict() if "relative" in key]
+    assert torch.equal(ours(Grid(6, 5)), without(Grid(6, 5)))

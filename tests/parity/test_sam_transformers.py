@@ -234,3 +234,19 @@ def test_reference_processors(source_hw):
         encoder = PromptEncoder(load_encoding(name), DIMS)
         ours = encoder.frame(source_hw).points(points)
         torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=1e-4)
+
+
+def test_reference_where_the_frequencies_are_kept(sam, sam2):
+    """Facts 1E: SAM's port trains B and stores it twice; SAM 2's is a buffer; ours is never trained."""
+    copies = [key for key in sam.state_dict() if key.endswith("positional_embedding")]
+    trained = [key for key, _ in sam.named_parameters() if key in copies]
+    assert len(copies) == 2
+    assert trained
+    kept = Sam2PositionalEmbedding(Sam2PromptEncoderConfig())
+    assert list(kept.state_dict()) == ["positional_embedding"]
+    assert not list(kept.parameters())
+    for state, spec in ((sam.state_dict(), SAM), (sam2.state_dict(), SAM2)):
+        ours = PromptEncoder.from_source(state, spec, DIMS)
+        stored = next(v for k, v in state.items() if k.endswith("positional_embedding"))
+        torch.testing.assert_close(ours.freqs.flip(0) / (2 * torch.pi), stored)
+        assert not [name for name, _ in ours.named_parameters() if "freq" in name]

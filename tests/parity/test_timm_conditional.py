@@ -200,3 +200,15 @@ def test_reference_none_of_them_takes_registers():
         twins.PosConv(8, 8)(tokens, (3, 5))
     ours = Peg(PegSpec(), replace(DIMS, prefix=2))
     assert torch.equal(ours(tokens, Grid(3, 5))[:, :2], tokens[:, :2])
+
+
+@pytest.mark.parametrize("hw", [(6, 4), (5, 7), (1, 3)])
+def test_reference_twins_with_a_stride(hw):
+    """Facts 1H: with a stride the source drops the residual: what is left is every second cell without it."""
+    theirs = randomised(twins.PosConv(8, 8, stride=2))
+    spec = replace(load_encoding("twins_peg"), residual=False)
+    state = {f"pos_block.0.{key}": value for key, value in theirs.state_dict().items()}
+    ours = Peg.from_timm(state, spec, DIMS)
+    tokens = torch.randn(2, hw[0] * hw[1], 8)
+    every_second = as_map(ours(tokens, Grid(*hw)), hw)[:, :, ::2, ::2]
+    torch.testing.assert_close(as_tokens(every_second), theirs(tokens.clone(), hw))

@@ -29,6 +29,7 @@ class Variant:
         pairing: that a rotation must have here.
         sized: whether the model takes img_size.
         rotary_dim: channels that turn, where heads are odd.
+        double: whether its activations are so wide that float32 is too coarse for them.
         slow: whether it takes more than a second or two.
         extra: what makes it small.
         made_by: class to make it by, below timm.models, where timm's own function takes no sizes.
@@ -43,6 +44,7 @@ class Variant:
     sized: bool = True
     rotary_dim: int | None = None
     slow: bool = False
+    double: bool = False
     extra: dict[str, Any] = field(default_factory=dict)
     made_by: str | None = None
 
@@ -199,7 +201,7 @@ VARIANTS = (
         extra={"depths": (1, 1, 1, 1), "embed_dims": (32, 32, 64, 64), "num_heads": (1, 2, 2, 4)},
     ),
     Variant("edgenext_xx_small", 0, 3, sized=False),
-    Variant("fastvit_sa12", 2, sized=False, slow=True),
+    Variant("fastvit_sa12", 2, sized=False, slow=True, double=True),
     Variant("csatv2", 4, 14, biased=4, size_hw=(128, 192), sized=False, slow=True),
     Variant("botnet26t_256", 0, 3, slow=True),
     Variant("halonet26t", 0, 3, size_hw=(256, 256), sized=False, slow=True),

@@ -36,7 +36,7 @@ def whole_turn(attachment: Any, angle: float) -> None:
     """Make an attachment turn every token, prefix too, by one angle a pair."""
 
     def constant(rotation: vp.Rotation) -> vp.Rotation:
-        turns = torch.full_like(rotation.cos, angle)
+        turns = torch.full_like(rotation.cos, angle, dtype=torch.float64)
         return vp.Rotation(turns.cos(), turns.sin(), rotation.pairing, rotation.axes)
 
     of_call, of_attention = attachment.rotation, attachment.rotations
@@ -50,6 +50,8 @@ def whole_turn(attachment: Any, angle: float) -> None:
 def test_strength_constant_angle_and_detach(variant: Variant) -> None:
     """At 0 every bit stays; a common turn of all tokens changes nothing, a true one does; detach leaves no trace."""
     model, x = variant.build(), variant.image()
+    if variant.double:
+        model, x = model.double(), x.double()
     plain, keys = features(model, x), list(model.state_dict())
     attachment = retrofit.attach(model, rotary(variant), partial=True)
     assert torch.equal(features(model, x), plain)
@@ -98,7 +100,7 @@ def test_every_attention_class_has_a_variant() -> None:
 def test_bias_enters_the_logits(variant: Variant) -> None:
     model, x = variant.build(), variant.image()
     plain = features(model, x)
-    attachment = retrofit.attach(model, vp.AlibiSpec())
+    attachment = retrofit.attach(model, vp.AlibiSpec(), partial=bool(variant.skipped))
     assert torch.equal(features(model, x), plain)
     attachment.set_strength(1.0)
     with_bias = features(model, x)

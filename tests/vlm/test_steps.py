@@ -174,7 +174,7 @@ def test_brute_force_aligned_pixels(height: int, width: int, cells: int) -> None
         expected = max(fitting, default=None) or got.size_hw  # type: ignore[assignment]
         if not fitting:
             return
-    assert (got.height // 28, got.width // 28) == expected
+    assert (got.size_hw[0] // 28, got.size_hw[1] // 28) == expected
 
 
 @given(sides, sides)

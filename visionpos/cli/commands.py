@@ -1,6 +1,6 @@
 """The `visionpos` command: look at encodings, families and models, retrofit and resize models, plan token streams.
 
-Every command prints a table, or JSON with --json; writes only where --output says; exits 2 with one line on bad input.
+Every command prints a table, or JSON with --json; writes only where --output or --draw says; exits 2 with one line on bad input.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from rich.console import Console
 
 from visionpos import config
 from visionpos.cli.covered import show_coverage
+from visionpos.cli.drawing import draw_photos
 from visionpos.cli.fillings import difference, shipped_rows
 from visionpos.cli.inputs import model_of, origin, segment, size_hw_of
 from visionpos.cli.planned import family_rows, plan_rows
@@ -235,6 +236,10 @@ def stream(
     fps: Annotated[
         float | None, typer.Option(help="Frames a second to sample from videos.")
     ] = None,
+    draw: Annotated[
+        Path | None,
+        typer.Option(help="PNG to write: photos with views, rows, breaks and token numbers."),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Print the plan, token stream and position ids of a prompt made of text, photos and videos."""
@@ -249,6 +254,8 @@ def stream(
     if not segments:
         raise PositionError("media and --text are both empty; give a photo, a video or a text.")
     tokens = fam.stream(segments)
+    if draw is not None:
+        draw_photos(draw, media or [], segments, fam, tokens)
     show_stream(
         tokens,
         None if fam.spec.rule is None else fam.position_ids(tokens),

@@ -10,7 +10,7 @@ from visionpos.config import read_yaml, shipped
 from visionpos.retrofit.mixing import sides_at, width_of
 from visionpos.retrofit.port_rows import nearest
 from visionpos.retrofit.ports import attentions_of, prefix_row_is_flat
-from visionpos.retrofit.seams import blocks_of, matches, prefix_of, row_of
+from visionpos.retrofit.seams import blocks_of, find, matches, prefix_of, row_of
 
 if TYPE_CHECKING:
     from torch import nn
@@ -59,7 +59,10 @@ def embeds_of(model: nn.Module) -> list[Place]:
     sides = sides_at(model, row["grid"]) if "grid" in row else (None, "")
     found = []
     for path, module in matches(model, row["at"]):
-        wide = int(getattr(module, "embed_dim", 0)) or width_of(module)
+        if "width" in row:
+            wide = int(find(model, row["width"]))
+        else:
+            wide = int(getattr(module, "embed_dim", 0)) or width_of(module)
         found.append(Place(path, module, wide, row["layout"], prefix=prefix, sides=sides))
     return found
 
@@ -67,6 +70,7 @@ def embeds_of(model: nn.Module) -> list[Place]:
 def mixers_of(model: nn.Module) -> list[list[Place]]:
     """Return, for every block after which tokens can be mixed, its places: one, or one a branch."""
     row, attentions = row_of(model), attentions_of(model)
+    last = (nearest(model, _embeds()) or {}).get("unit", "")
     layout = str(row.mixer_layout or row.layout)
     if row.mixers is None:
         units = blocks_of(model)
@@ -86,7 +90,8 @@ def mixers_of(model: nn.Module) -> list[list[Place]]:
         port = inside[-1] if inside and inside[-1].local else None
         item = int(layout[5]) if layout.startswith("tuple") else None
         prefix = 0 if layout.endswith(("nhwc", "nchw")) else prefix_of(model)
-        found.append([Place(path, unit, width_of(unit), layout, prefix, number, item, port=port)])
+        wide = width_of(find(unit, last) or unit) if last else width_of(unit)
+        found.append([Place(path, unit, wide, layout, prefix, number, item, port=port)])
     return found
 
 

@@ -1,5 +1,6 @@
 """The VLM line: media sizes become a plan, a token stream, position ids and a rotation."""
 
+from visionpos.vlm.clicks import tokens_at
 from visionpos.vlm.dropping import drop_rates, keep_tokens
 from visionpos.vlm.families import Family, family
 from visionpos.vlm.ids import PositionIds, ids_from_tokens, stream_ids
@@ -46,4 +47,5 @@ __all__ = [
     "sample_sides",
     "smart_resize",
     "stream_ids",
+    "tokens_at",
 ]

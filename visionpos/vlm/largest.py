@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
-from math import ceil, isqrt
+from math import ceil, isqrt, sqrt
 from typing import Any, ClassVar, Literal
 
 from visionpos.errors import PositionError
@@ -114,7 +114,8 @@ class PatchBudget:
 class AlignedPixels:
     """Bring a picture to multiples of a unit by rounding up, inside a pixel budget.
 
-    Below the budget it grows by rounding up; above it the largest whole height is taken whose rounded-up grid fits.
+    Below the budget it grows by rounding up; above it the largest whole height is taken whose rounded-up grid fits. The
+    picture keeps its ratio, grows only below the budget, and lies at the upper left of that canvas.
 
     Args:
         multiple: unit of both sides in pixels.
@@ -123,6 +124,7 @@ class AlignedPixels:
         frames: count so many frames whatever the clip holds.
         frame_multiple: frames are counted rounded to this multiple (ties to even), at least one.
         over: whether the budget is for one frame or for the whole clip.
+        arithmetic: "float64" takes the factor of growth first, as transformers does.
     """
 
     __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid"}
@@ -134,6 +136,7 @@ class AlignedPixels:
     frames: int | None = None
     frame_multiple: int = 1
     over: Literal["frame", "clip"] = "frame"
+    arithmetic: Arithmetic = "exact"
 
     def apply(self, box: Box) -> Box:
         """Return the box whose sides are multiples and whose pixels are in budget."""
@@ -147,11 +150,7 @@ class AlignedPixels:
             )
         height, width = self._aligned(box.height), self._aligned(box.width)
         if counted * height * width < self.min_px:
-            square = Fraction(self.min_px, frames * box.height * box.width)
-            height, width = (
-                self._aligned(isqrt(-(-side * side * square // 1) - 1) + 1)
-                for side in (box.height, box.width)
-            )
+            height, width = (self._aligned(side) for side in self._grown(box, frames))
         if counted * height * width > self.max_px:
 
             def fits(height: int) -> bool:
@@ -160,7 +159,29 @@ class AlignedPixels:
 
             rows = _largest(box.height, fits)
             height, width = self._aligned(rows), self._aligned(self._width(box, rows))
-        return box.sized(height, width)
+        return self._padded(box, height, width, grows=frames * box.height * box.width < self.min_px)
+
+    @staticmethod
+    def _padded(box: Box, height: int, width: int, *, grows: bool) -> Box:
+        """Return the picture in its own ratio at the upper left of a canvas; a published rule, in its floats."""
+        scale = min(height / box.height, width / box.width)
+        scale = scale if grows else min(scale, 1.0)
+        rows, cols = (
+            max(1, min(most, int(side * scale)))
+            for side, most in ((box.height, height), (box.width, width))
+        )
+        return replace(box.sized(rows, cols), canvas_hw=(height, width))
+
+    def _grown(self, box: Box, frames: int) -> tuple[int, int]:
+        """Return (height, width) at the smallest budget, rounded up."""
+        if self.arithmetic == "float64":
+            scale = sqrt(self.min_px / (frames * box.height * box.width))
+            return max(ceil(box.height * scale), 1), max(ceil(box.width * scale), 1)
+        square = Fraction(self.min_px, frames * box.height * box.width)
+        height, width = (
+            isqrt(ceil(side * side * square) - 1) + 1 for side in (box.height, box.width)
+        )
+        return height, width
 
     def _aligned(self, side: int) -> int:
         return -(-side // self.multiple) * self.multiple

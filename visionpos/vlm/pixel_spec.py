@@ -107,5 +107,6 @@ class PixelSpec:
     def __post_init__(self) -> None:
         if min(self.std) <= 0 or not all(0 <= value <= 255 for value in self.pad):
             raise ConfigError(
-                f"pixels has std {self.std} and pad {self.pad}; std above 0 and pad in 0..255 are required. Correct them."
+                f"pixels has std {self.std} and pad {self.pad}; std above 0 and pad in 0..255 are required. "
+                "Correct them."
             )

@@ -8,9 +8,26 @@ from math import isqrt, sqrt
 from visionpos.errors import PositionError
 from visionpos.geometry import Grid
 from visionpos.vlm.box import Box
+from visionpos.vlm.canvas import Stretch
 from visionpos.vlm.cutting import ContentSpec, ShrinkSpec, TileSpec
 from visionpos.vlm.grammar import GridSpec, ViewsSpec
+from visionpos.vlm.resize import boxed, resized
 from visionpos.vlm.views import Raster, Ruler, covered, ruler, seen
+
+
+def canvas_box(size_hw: tuple[int, int], tiles_rc: tuple[int, int], views: ViewsSpec) -> Box:
+    """Return the picture on the canvas of all tiles.
+
+    Args:
+        size_hw: (height, width) of the original picture.
+        tiles_rc: rows and columns of tiles.
+        views: says how the picture fills the canvas.
+    """
+    tile = views.tile
+    assert tile is not None  # noqa: S101 (there is a grid of tiles)
+    rows, cols = (count * (tile.px - tile.margin_px) + tile.margin_px for count in tiles_rc)
+    source_hw = resized(views.size, size_hw) if views.size else size_hw
+    return boxed(views.fill or (Stretch(),), source_hw, default_hw=(rows, cols))
 
 
 def joined(

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from functools import reduce
 from itertools import pairwise
 
 import torch
@@ -21,7 +22,7 @@ from visionpos.vlm.cutting import TileSpec
 from visionpos.vlm.grammar import FamilySpec, GridSpec, VideoSpec
 from visionpos.vlm.instants import elapsed_steps, exact, named_instants
 from visionpos.vlm.picking import picked
-from visionpos.vlm.rasters import joined
+from visionpos.vlm.rasters import canvas_box, joined
 from visionpos.vlm.resize import boxed, resized
 from visionpos.vlm.segments import Image, Video
 from visionpos.vlm.views import Raster, Rect, Ruler, View, gridded, seen
@@ -110,9 +111,10 @@ def image_plan(image: Image, spec: FamilySpec, images: int = 1) -> Plan:
     if spec.views.global_ is not None:
         box = boxed(spec.views.global_.size, size_hw)
         if spec.views.global_.of == "canvas" and tiles_rc is not None:
-            box = _canvas_box(size_hw, tiles_rc, spec)
-            for step in spec.views.global_.size:
-                box = step.apply(box)
+            steps = spec.views.global_.size
+            box = reduce(
+                lambda box, step: step.apply(box), steps, canvas_box(size_hw, tiles_rc, spec.views)
+            )
         by_node["global"] = [_view(size_hw, box, (0, 0, *box.size_hw), spec.grid)]
     if tiles_rc is not None:
         by_node["tiles"], raster = _tile_views(size_hw, tiles_rc, spec)
@@ -159,7 +161,7 @@ def _tile_views(
     if tile.size is not None or tile.cut != "even":
         return _pieces(size_hw, tiles_rc, tile, spec.grid), None
     stride = tile.px - tile.margin_px
-    box = _canvas_box(size_hw, tiles_rc, spec)
+    box = canvas_box(size_hw, tiles_rc, spec.views)
     windows = [
         (row, col, (row * stride, col * stride, row * stride + tile.px, col * stride + tile.px))
         for row in range(tiles_rc[0])
@@ -173,16 +175,6 @@ def _tile_views(
     if spec.views.arrange == "per_view":
         return views, None
     return views, joined(size_hw, box, tiles_rc, spec.views, spec.grid)
-
-
-def _canvas_box(size_hw: tuple[int, int], tiles_rc: tuple[int, int], spec: FamilySpec) -> Box:
-    """Return the picture on the canvas of all tiles."""
-    views, tile = spec.views, spec.views.tile
-    assert tile is not None  # noqa: S101 (there is a grid of tiles)
-    rows, cols = (count * (tile.px - tile.margin_px) + tile.margin_px for count in tiles_rc)
-    source_hw = resized(views.size, size_hw) if views.size else size_hw
-    steps = views.fill if views.fill is not None else (Stretch(),)
-    return boxed(steps, source_hw, default_hw=(rows, cols))
 
 
 def _pieces(

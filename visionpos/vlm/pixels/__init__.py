@@ -5,6 +5,7 @@ patches leave; `prepare` applies a family's plan to photos and clips. The only p
 cv2 (when it is needed), torchvision and PIL.
 """
 
+from visionpos.vlm.pixels.drawing import draw_tokens, write_png
 from visionpos.vlm.pixels.patching import patches
 from visionpos.vlm.pixels.photos import photo, photo_size_hw
 from visionpos.vlm.pixels.preparing import EncoderInput, prepare
@@ -18,6 +19,7 @@ __all__ = [
     "FrameSpec",
     "VideoFrames",
     "VideoInfo",
+    "draw_tokens",
     "frame_indices",
     "frames",
     "patches",
@@ -26,4 +28,5 @@ __all__ = [
     "prepare",
     "resize",
     "video_info",
+    "write_png",
 ]

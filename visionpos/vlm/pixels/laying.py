@@ -46,16 +46,16 @@ def view_pixels(pixels: Tensor, plan: Plan, spec: FamilySpec) -> tuple[Tensor, .
         spec: the family's data.
 
     Returns:
-        A tensor `[..., 3, *view.size_hw]` a view, in the plan's order; uint8, or float32 of 0..255 where the family does
-        not round.
+        A tensor `[..., 3, *view.size_hw]` a view, in the plan's order; uint8, or float32 of 0..255 where the family
+        does not round.
 
     Raises:
         PositionError: if the pixels are not those that were planned, or the family has no pixel rule.
     """
     if tuple(pixels.shape[-2:]) != tuple(plan.size_hw):
         raise PositionError(
-            f"pixels are {tuple(pixels.shape[-2:])} (height, width) and the plan is for {tuple(plan.size_hw)}; they must "
-            "agree. Plan the upright picture: photo_size_hw() or photo(...).shape[-2:]."
+            f"pixels are {tuple(pixels.shape[-2:])} (height, width) and the plan is for {tuple(plan.size_hw)}; they "
+            "must agree. Plan the upright picture: photo_size_hw() or photo(...).shape[-2:]."
         )
     how = pixel_spec(spec)
     if plan.views[0].node == "clip":
@@ -140,7 +140,7 @@ def _whole(sources: Mapping[str, Tensor], spec: FamilySpec) -> Tensor:
 
 
 def _canvas(base: Tensor, tile: View, tiles_rc: tuple[int, int], spec: FamilySpec) -> Tensor:
-    """Return what tiles are cut from: the canvas of all of them; or the picture, where pieces are resized one by one."""
+    """Return what tiles are cut from: the canvas of all; or the picture, where pieces are resized one by one."""
     how, rule = pixel_spec(spec), spec.views.tile
     assert rule is not None  # noqa: S101 (the image is cut)
     if rule.cut != "even":

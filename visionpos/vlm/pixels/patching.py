@@ -93,7 +93,9 @@ def normalised(pixels: Tensor, mean: Sequence[float], std: Sequence[float]) -> T
         )
     # Scaled by 255 first, as transformers fuses it: bit-equal to its processors.
     centre, spread = (
-        torch.tensor(list(values), dtype=torch.float32, device=pixels.device).mul(255).view(-1, 1, 1)
+        torch.tensor(list(values), dtype=torch.float32, device=pixels.device)
+        .mul(255)
+        .view(-1, 1, 1)
         for values in (mean, std)
     )
     return (pixels.to(torch.float32) - centre) / spread

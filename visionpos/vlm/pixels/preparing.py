@@ -1,8 +1,7 @@
-"""Preparing: a family's plan applied to real pixels; photos and clips enter, what the vision encoder is given leaves."""
+"""Preparing: a family's plan applied to real pixels; photos and clips enter, what its vision encoder takes leaves."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from os import PathLike
 from typing import TYPE_CHECKING, Any
@@ -88,7 +87,9 @@ class EncoderInput:
         patch are left out, as the encoder's convolution does.
         """
         layout = self.layout or PatchSpec()
-        grids = (grid for grid, count in zip(self.grids, self.counts, strict=True) for _ in range(count))
+        grids = (
+            grid for grid, count in zip(self.grids, self.counts, strict=True) for _ in range(count)
+        )
         rows = []
         for view, grid in zip(self.views, grids, strict=True):
             height, width = (side // grid.patch * grid.patch for side in view.shape[-2:])
@@ -100,7 +101,7 @@ class EncoderInput:
     def patches(self) -> Tensor:
         """Return the patches of all views in one tensor, in the family's form.
 
-        `[n, values]`; `[n, 3, patch, patch]` (Kimi); or `[1, 3, patch, n * patch]` (MiniCPM), `n` the sum over `grid_thw`.
+        `[n, values]`; `[n, 3, patch, patch]` (Kimi); or `[1, 3, patch, n * patch]` (MiniCPM).
         """
         rows = torch.cat(self.patch_rows())  # [n, values]
         if self.layout is None or self.layout.form == "rows":
@@ -112,7 +113,7 @@ class EncoderInput:
         return squares.permute(1, 2, 0, 3).reshape(1, 3, patch, -1)
 
 
-def prepare(sources: Source | Sequence[Source], fam: Family) -> EncoderInput:
+def prepare(sources: Source | list[Source] | tuple[Source, ...], fam: Family) -> EncoderInput:
     """Return photos and clips as a family's vision encoder is given them.
 
     Every source is read by `photo` (EXIF orientation applied, transparency over white, 16 bits to 8, first frame of an
@@ -122,7 +123,8 @@ def prepare(sources: Source | Sequence[Source], fam: Family) -> EncoderInput:
         sources: one or several paths, PIL images, arrays `[height, width, channels]`, tensors `[channels, height,
             width]`, or `VideoFrames` for clips. Several images count as one prompt: some families cut an image only
             where it is alone.
-        fam: the family; dialect and variant decide as everywhere.
+        fam: the family; dialect and variant decide as everywhere. Its data says whose code resizes; with the overlay
+            `{"pixels": {"resample": {"engine": "pillow"}}}` it is that of training code and slow processors.
 
     Raises:
         PositionError: as `photo` and `Family.plan`, naming the source by its number.

@@ -1,4 +1,4 @@
-"""Resampling: pixels `[..., channels, height, width]` at another size, by the kernel and code a family was trained with."""
+"""Resampling: pixels `[..., channels, height, width]` at another size, by a family's own kernel and code."""
 
 from __future__ import annotations
 
