@@ -417,3 +417,29 @@ def test_golden_class_row_of_mae():
     assert torch.equal(out[:, 0], tokens[:, 0])
     stored = torch.cat([torch.zeros(1, 8), module(Grid(3, 5))])  # as MAE keeps it
     torch.testing.assert_close(out, tokens + stored)
+
+
+@pytest.mark.parametrize(
+    ("coords", "picked"), [("absolute", [0, 1, 2, 3]), ("fractional", [0, 2, 4, 6])]
+)
+def test_golden_rows_of_a_smaller_grid(coords, picked):
+    """1H: tables of 8 rows on 4: NaViT's absolute index, or its share of the side."""
+    module = vp.build(FactorizedSpec(table_hw=(8, 1), coords=coords), dims(1))
+    with torch.no_grad():
+        module.rows.copy_(torch.arange(8.0).unsqueeze(-1))
+        module.columns.zero_()
+    assert module(Grid(4, 1)).flatten().tolist() == picked
+
+
+@pytest.mark.parametrize(
+    ("dialect", "expected"),
+    [
+        ("tancik", [0.5, 0.991445, 0.866025, 0.130526]),
+        ("sam", [0.866025, -0.965926, -0.5, 0.258819]),
+    ],
+)
+def test_golden_tancik_and_sam(dialect, expected):
+    """2, Tancik: cosines first, on [0, 1]; SAM: sines first, on [-1, 1], of one matrix at token (0, 0) of 2x3."""
+    module = Fourier(FourierSpec(dialect=dialect), dims(4))
+    module.load_state_dict({"frequencies": 2 * math.pi * B.flip(0)})
+    torch.testing.assert_close(module(Grid(2, 3))[0], torch.tensor(expected), rtol=0, atol=2e-6)

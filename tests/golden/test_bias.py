@@ -2,9 +2,11 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
 
+from tests.reference import resampling as oracle
 from visionpos import Dims, Grid, resample
 from visionpos.encodings import (
     Alibi,
@@ -17,6 +19,8 @@ from visionpos.encodings import (
     LogBiasSpec,
     LookHere,
     LookHereSpec,
+    OffsetTable,
+    OffsetTableSpec,
     SwinTable,
     SwinTableSpec,
     T5Bias,
@@ -235,3 +239,47 @@ def test_golden_swin_rows(old, rows, new, moved):
     module = SwinTable(SwinTableSpec(window_hw=(old, old)), dims(3))
     assert module.table.shape == (rows, 3)
     assert module.resized((new, new)).table.shape == (moved, 3)
+
+
+@pytest.mark.parametrize(
+    ("form", "pretrained", "near", "far"),
+    [
+        ("microsoft", (12, 12), 0.262832, 1.382633),
+        ("torchvision", None, 0.143545, 1.056642),
+        ("cr", None, 0.693147, 3.178054),
+    ],
+)
+def test_golden_units_of_a_difference(form, pretrained, near, far):
+    """Facts 1D: one cell and 23 cells of a window of 24, after training at 12, in three sources' coordinates."""
+    module = LogBias(LogBiasSpec(form=form, pretrained_window_hw=pretrained, hidden=1), dims())
+    steps = torch.tensor([[0.0, 1.0], [0.0, 23.0]], dtype=torch.float64)
+    coords = module.coords(steps, window_hw=(24, 24))
+    assert coords[:, 1].tolist() == pytest.approx([near, far], abs=6e-7)
+
+
+@pytest.mark.parametrize(
+    ("resize", "expected"),
+    [("mirrored", [0.0, 0.374, 0.8975, 1.0962]), ("direct", [-0.0882, 0.2071, 0.7929, 1.0882])],
+)
+def test_golden_where_the_origin_goes(resize, expected):
+    """docs/dialects.md: offsets 0 and 1 holding 0 and 1, to 4 offsets; computed by the loops of the oracle."""
+    module = OffsetTable(OffsetTableSpec(window_hw=(2, 1), resize=resize), dims())
+    module.table.data.copy_(torch.tensor([[0.0], [1.0]]))
+    got = module.resized((4, 1)).table[:, 0].tolist()
+    assert got == pytest.approx(expected, abs=6e-5)
+    line = np.array([0.0, 1.0]) if resize == "direct" else np.array([1.0, 0.0, 1.0])
+    side = 4 if resize == "direct" else 7
+    loops = oracle.resized(line.reshape(-1, 1, 1), (side, 1), module.spec.recipe)[-4:]
+    assert got == pytest.approx(loops.flatten().tolist(), abs=1e-6)
+
+
+def test_golden_layoutlmv3_divides():
+    """Facts 8: a head of 64 channels: LayoutLMv3's bias is LayoutLMv2's, divided by 8."""
+    wide, step = Dims(embed_dim=64, num_heads=1, depth=1), torch.tensor([[3.0, -5.0]])
+    out = {}
+    for scale in ("none", "sqrt_head_dim"):
+        module = T5Bias(T5BiasSpec(buckets=(64, 64), max_distance=(256, 256), scale=scale), wide)
+        for table in module.tables:
+            table.data.fill_(0.25)
+        out[scale] = module.values(step).item()
+    assert out == {"none": 0.5, "sqrt_head_dim": 0.0625}

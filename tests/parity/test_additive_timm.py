@@ -1,6 +1,7 @@
 """timm's additive positions against ours: XCiT and EdgeNeXt, Hiera, HieraDet, NaFlexVit, its sin-cos flags."""
 
 import pytest
+import timm
 import torch
 from timm.layers.pos_embed_sincos import build_sincos2d_pos_embed
 from timm.models.edgenext import PositionalEncodingFourier as EdgeNeXtFourier
@@ -240,3 +241,40 @@ def test_reference_naflex_grid_sample():
     theirs._apply_learned_naflex_pos_embed_grid_sample(tokens, patch_coord=coords)
     ours = ours_of(theirs, "learned", square=False, recipe="paddleocr_vl")
     torch.testing.assert_close(ours.at(coords.float(), (4, 7)), tokens, rtol=0, atol=1e-5)
+
+
+# timm's learned tables: model, key, grid, prefix rows, where the channels stand.
+TABLES = [
+    ("vit_tiny_patch16_224", "pos_embed", (14, 14), 1, "last"),
+    ("deit_tiny_distilled_patch16_224", "pos_embed", (14, 14), 2, "last"),
+    ("cait_xxs24_224", "pos_embed", (14, 14), 0, "last"),
+    ("convit_tiny", "pos_embed", (14, 14), 0, "last"),
+    ("crossvit_tiny_240", "pos_embed_0", (20, 20), 1, "last"),
+    ("crossvit_tiny_240", "pos_embed_1", (14, 14), 1, "last"),
+    ("eva02_tiny_patch14_224", "pos_embed", (16, 16), 1, "last"),
+    ("hiera_tiny_224", "pos_embed", (56, 56), 0, "last"),
+    ("naflexvit_base_patch16_siglip", "embeds.pos_embed", (16, 16), 0, "last"),
+    ("pit_ti_224", "pos_embed", (27, 27), 0, "first"),
+    ("resnet50_clip", "head.pos_embed", (7, 7), 1, "last"),
+    ("samvit_base_patch16", "pos_embed", (64, 64), 0, "last"),
+    ("tnt_s_patch16_224", "patch_pos", (14, 14), 1, "last"),
+    ("tnt_s_patch16_224", "pixel_pos", (4, 4), 0, "first"),
+    ("visformer_tiny", "pos_embed1", (28, 28), 0, "first"),
+    ("visformer_tiny", "pos_embed3", (7, 7), 0, "first"),
+    ("volo_d1_224", "pos_embed", (14, 14), 0, "last"),
+]
+
+
+@pytest.mark.parametrize(("name", "key", "hw", "prefix", "channels"), TABLES)
+def test_reference_every_learned_table_loads(name, key, hw, prefix, channels):
+    """A model's entry, under its own key and in its own shape, is the table at the trained grid."""
+    with torch.device("meta"):
+        shape = timm.create_model(name).state_dict()[key].shape
+    entry = torch.randn(shape)
+    width = shape[1] if channels == "first" else shape[-1]
+    ours = LearnedTable.from_source(
+        {key: entry}, LearnedSpec(grid_hw=hw, prefix_rows=prefix), dims(width), channels=channels
+    )
+    rows = (entry.movedim(1, -1) if channels == "first" else entry).reshape(-1, width)
+    assert torch.equal(ours(Grid(*hw)), rows[prefix:])
+    assert torch.equal(ours.prefix(), rows[:prefix])

@@ -1,6 +1,7 @@
 """The `visionpos` command: look at encodings, families and models, retrofit and resize models, plan token streams.
 
-Every command prints a table, or JSON with --json; writes only where --output or --draw says; exits 2 with one line on bad input.
+Every command prints a table, or JSON with --json; writes only where --output or --draw says; exits 2 with one line on
+bad input.
 """
 
 from __future__ import annotations

@@ -51,8 +51,8 @@ class Row:
         input: the smallest input that shows it, in words.
         probe: which computation the readings share: "resample", "add", "angle", "turn" or "bias"; "stated" where the
             values are no few numbers, and a test pins them.
-        at: what the probe needs: sizes, grid, token, the unit channel, first and count of the channels shown; the test
-            under "stated".
+        at: what the probe needs: sizes, grid, token, the unit channel or the table's column, first and count of the
+            numbers shown; under "stated" the test, as path::function.
         readings: at least two.
         source: where it is discussed.
     """
@@ -95,14 +95,11 @@ def reading_value(row: Row, reading: Reading) -> Tensor:
 
 
 def _resample_probe(at: dict[str, Any], spec: dict[str, Any]) -> Tensor:
-    """Return the first column of a table whose rows hold 0, 1, 2, ... on another grid."""
+    """Return the first column of a table whose rows hold 0, 1, 2, ..., or `at`'s column, on another grid."""
     source, target = Grid(*at["source"]), Grid(*at["target"])
-    ramp = (
-        torch.arange(source.height, dtype=torch.float64)
-        .repeat_interleave(source.width)
-        .unsqueeze(-1)
-    )
-    moved = resample(ramp, source=source, target=target, recipe=spec["recipe"])
+    column = torch.tensor(at.get("column", range(source.height)), dtype=torch.float64)
+    table = column.repeat_interleave(source.width).unsqueeze(-1)
+    moved = resample(table, source=source, target=target, recipe=spec["recipe"])
     return moved.view(target.height, target.width)[:, 0]
 
 
@@ -112,10 +109,10 @@ def _encoding(at: dict[str, Any], spec: dict[str, Any]) -> Any:
 
 
 def _token(at: dict[str, Any]) -> tuple[Grid, int]:
-    """Return the grid and the row-major number of the probed token."""
+    """Return the grid and the row-major number of the probed token, (y, x) or (t, y, x)."""
     grid = Grid(*at["grid"])
-    y, x = at["token"]
-    return grid, y * grid.width + x
+    *frame, y, x = at["token"]
+    return grid, (sum(frame) * grid.height + y) * grid.width + x
 
 
 def _add_probe(at: dict[str, Any], spec: dict[str, Any]) -> Tensor:

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from visionpos.encodings.doors import Additive, Dims, blanked, check_device, check_points
-from visionpos.encodings.sources import filled, required_entry, sides
+from visionpos.encodings.sources import filled, required_entry, sides, start
 from visionpos.errors import PositionError
 from visionpos.geometry.fields import check_fields
 from visionpos.geometry.grid import Grid
@@ -87,7 +87,7 @@ class AbsWin(Additive):
             for side in (spec.global_hw, spec.window_hw)
         ]
         for table in tables:
-            nn.init.trunc_normal_(table, std=spec.std, generator=generator)
+            start(table, spec.std, generator)
         self.whole, self.window = (nn.Parameter(table) for table in tables)
 
     def forward(self, grid: Grid, *, device: torch.device | None = None) -> Tensor:

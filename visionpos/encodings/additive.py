@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.nn.functional as F
 
-from visionpos.encodings.guard import Guarded
+from visionpos.encodings.guard import Guarded, check_floats, named_device
 from visionpos.errors import PositionError
+from visionpos.geometry.grid import check_grid
 from visionpos.geometry.places import check_points
+from visionpos.geometry.ranges import check_exempt, is_integer
 
 __all__ = ["Additive", "blanked", "check_device", "check_points"]
 
@@ -53,11 +55,13 @@ class Additive(Guarded, ABC):
         Raises:
             PositionError: if there is no grid, or a grid has more tokens than length.
         """
+        for grid in _listed(grids):
+            check_grid(grid, "grids")
         longest = max((grid.size for grid in grids), default=0)
         rows = longest if length is None else length
-        if not grids or rows < longest:
+        if not grids or not is_integer(rows) or rows < longest:
             raise PositionError(
-                f"length is {rows} for {len(grids)} grids of up to {longest} tokens; at least one grid, and room for "
+                f"length is {rows!r} for {len(grids)} grids of up to {longest} tokens; at least one grid, and room for "
                 "the longest, are required. Raise length, or shrink the images."
             )
         codes = [self(grid, device=device) for grid in grids]
@@ -77,7 +81,10 @@ class Additive(Guarded, ABC):
         Raises:
             PositionError: if the code is not for these tokens.
         """
-        fits = tokens.ndim == 3 and code.ndim in (2, 3) and prefix >= 0
+        check_floats(tokens, "tokens")
+        check_floats(code, "code")
+        check_exempt(prefix)
+        fits = tokens.ndim == 3 and code.ndim in (2, 3)
         fits = fits and (code.ndim == 2 or code.shape[0] in (1, tokens.shape[0]))
         if not fits or tuple(code.shape[-2:]) != (tokens.shape[1] - prefix, tokens.shape[2]):
             raise PositionError(
@@ -88,6 +95,15 @@ class Additive(Guarded, ABC):
         return tokens + F.pad(code.to(tokens.dtype), (0, 0, prefix, 0))
 
 
+def _listed(grids: Any) -> Any:
+    """Return grids that can be counted and gone through, or refuse."""
+    if not isinstance(grids, (list, tuple)):
+        raise PositionError(
+            f"grids is {grids!r}; a list of Grids, one a sample, is required. Write [grid] for a single one."
+        )
+    return grids
+
+
 def check_device(weight: Tensor, device: torch.device | None) -> None:
     """Refuse a device other than that of a learned part: nothing is moved behind the caller's back.
 
@@ -96,7 +112,7 @@ def check_device(weight: Tensor, device: torch.device | None) -> None:
     """
     if device is None:
         return
-    here, device = weight.device, torch.device(device)  # a name, as torch takes it, too
+    here, device = weight.device, named_device(device)
     if device.type == here.type and device.index in (None, here.index):
         return
     raise PositionError(

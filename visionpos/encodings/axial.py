@@ -141,19 +141,9 @@ class AxialRope(Rotary):
         self.freqs()  # refuse impossible sizes now, not in the first forward
 
     @property
-    def coords(self) -> CoordSpec:
-        """Return how tokens are numbered."""
-        return self.spec.coords
-
-    @property
     def pairing(self) -> Pairing:
         """Return which channels turn together."""
         return "adjacent_tiled" if self.spec.legacy_tiling else self.spec.pairing
-
-    @property
-    def layerwise(self) -> bool:
-        """Return False: all layers share the frequencies."""
-        return False
 
     @property
     def layout(self) -> Layout:

@@ -5,16 +5,19 @@ Biases are functions of coordinate differences first; the dense `[heads, n, m]` 
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
-from visionpos.encodings.guard import Guarded
+from visionpos.encodings.guard import Guarded, check_floats, named_device
 from visionpos.errors import PositionError
+from visionpos.geometry.grid import check_grid
 from visionpos.geometry.places import check_points
 from visionpos.geometry.precision import full_precision
+from visionpos.geometry.ranges import is_integer
 from visionpos.geometry.relative import distinct_offsets, relative_index
 
 if TYPE_CHECKING:
@@ -88,6 +91,8 @@ class Biasing(Guarded, ABC):
     def dense(self, table: Tensor, grid: Grid, *, prefix: int = 0) -> Tensor:
         """Return `[num_heads, prefix + n, prefix + n]` from the `distinct` values of a grid."""
         check_prefix(prefix)
+        check_grid(grid)
+        _check_table(table, grid)
         index = relative_index(grid, device=table.device)
         if prefix:
             own = self.prefix_values()
@@ -105,7 +110,7 @@ class Biasing(Guarded, ABC):
         weight = next(self.parameters(), None)
         if weight is None or device is None:
             return device if weight is None else weight.device
-        device = torch.device(device)  # a name, as torch takes it, too
+        device = named_device(device)
         # "cuda" and "cuda:0" are one device.
         if device.type != weight.device.type or device.index not in (None, weight.device.index):
             raise PositionError(
@@ -152,6 +157,7 @@ def check_flat(grid: Grid) -> None:
     Raises:
         PositionError: if the grid has more than one frame.
     """
+    check_grid(grid)
     if grid.frames > 1:
         raise PositionError(
             f"grid {grid.shape} (t, y, x) has {grid.frames} frames; a bias of (y, x) differences serves one frame. "
@@ -160,13 +166,13 @@ def check_flat(grid: Grid) -> None:
 
 
 def check_prefix(prefix: int) -> None:
-    """Refuse a negative count of tokens without position.
+    """Refuse what is no count of tokens without position.
 
     Raises:
         PositionError: naming it.
     """
-    if prefix < 0:
-        raise PositionError(f"prefix is {prefix}; a token count of at least 0 is required.")
+    if not is_integer(prefix) or prefix < 0:
+        raise PositionError(f"prefix is {prefix!r}; a token count of at least 0 is required.")
 
 
 def powered(far: Tensor, exponent: float | Tensor) -> Tensor:
@@ -196,6 +202,18 @@ def check_offsets(offsets: Tensor, window: Grid) -> None:
         )
 
 
+def _check_table(table: Tensor, grid: Grid) -> None:
+    """Refuse a table that has not one column a difference of the grid."""
+    check_floats(table, "table")
+    sides = grid.shape if grid.frames > 1 else grid.shape[1:]
+    columns = math.prod(2 * side - 1 for side in sides)
+    if table.ndim != 2 or table.shape[-1] != columns:
+        raise PositionError(
+            f"table has shape {tuple(table.shape)}; [num_heads, {columns}], one number a difference of grid "
+            f"{grid.shape}, is required. Make it with distinct(grid)."
+        )
+
+
 def _framed(index: Tensor, prefix: int) -> Tensor:
     """Return `[prefix + n, prefix + n]` for a table with three numbers in front of it.
 
@@ -215,6 +233,6 @@ def blank_linear(inputs: int, outputs: int, *, bias: bool = True) -> nn.Linear:
 
 def through(x: Tensor, layer: nn.Linear) -> Tensor:
     """Return a layer's output in the dtype of x, under autocast too: biases are formed in float32 or better."""
-    parts = {name: part.to(x.dtype) for name, part in layer.named_parameters()}
+    bias = None if layer.bias is None else layer.bias.to(x.dtype)
     with full_precision(x.device):
-        return nn.functional.linear(x, parts["weight"], parts.get("bias"))
+        return nn.functional.linear(x, layer.weight.to(x.dtype), bias)

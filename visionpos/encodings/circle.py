@@ -14,7 +14,8 @@ from visionpos.geometry.circle import check_circle, circle_coords
 from visionpos.geometry.coords import CoordSpec
 from visionpos.geometry.fields import check_choice, check_fields
 from visionpos.geometry.freqs import Order, angles
-from visionpos.geometry.ranges import check_theta
+from visionpos.geometry.grid import check_grid
+from visionpos.geometry.ranges import check_layer, check_theta
 from visionpos.geometry.rotation import PAIRINGS, PER_AXIS, Pairing
 from visionpos.geometry.sections import section_freqs
 
@@ -105,16 +106,6 @@ class CircleRope(Rotary):
         self.freqs()
 
     @property
-    def coords(self) -> CoordSpec:
-        """Return how the cells are numbered before they go on the circle."""
-        return self.spec.coords
-
-    @property
-    def pairing(self) -> Pairing:
-        """Return which channels turn together."""
-        return self.spec.pairing
-
-    @property
     def layerwise(self) -> bool:
         """Return whether layers differ: some use the circle and some the grid."""
         return self.spec.layers != "all"
@@ -129,10 +120,7 @@ class CircleRope(Rotary):
     def uses_circle(self, layer: int) -> bool:
         """Return whether a layer, counted from 0, puts the cells on the circle."""
         depth = self.dims.depth
-        if not -depth <= layer < depth:
-            raise PositionError(
-                f"layer is {layer}; the encoding has {depth} layers, counted from 0."
-            )
+        check_layer(layer, depth)
         place = layer % depth
         first = place < (depth + 1) // 2
         return {
@@ -155,6 +143,7 @@ class CircleRope(Rotary):
         Raises:
             PositionError: if the grid has several frames.
         """
+        check_grid(grid)
         if grid.frames > 1:
             raise PositionError(
                 f"grid has {grid.frames} frames; Circle-RoPE is made for images. Pass one frame at a time."

@@ -10,7 +10,7 @@ from torch import nn
 
 from visionpos.encodings.doors import Dims
 from visionpos.encodings.guard import Guarded
-from visionpos.encodings.sources import filled
+from visionpos.encodings.sources import checked_state, filled
 from visionpos.errors import PositionError
 from visionpos.geometry.fields import check_fields
 
@@ -140,5 +140,8 @@ class ConvRelative(Guarded):
         Raises:
             PositionError: if entries are missing, too many or of another shape.
         """
-        own = {"convs." + key.rpartition("conv_list.")[2]: value for key, value in state.items()}
+        own = {
+            "convs." + key.rpartition("conv_list.")[2]: value
+            for key, value in checked_state(state).items()
+        }
         return filled(cls(spec, dims), own, source="timm")

@@ -16,6 +16,7 @@ from visionpos.geometry.blocks import BlockTurn, exponential, skew
 from visionpos.geometry.coords import CoordSpec
 from visionpos.geometry.fields import check_fields
 from visionpos.geometry.precision import wide
+from visionpos.geometry.ranges import check_layer
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -103,21 +104,13 @@ class Comrope(Turning):
             nn.init.normal_(self.multiplier, generator=generator)
 
     @property
-    def coords(self) -> CoordSpec:
-        """Return how tokens are numbered."""
-        return self.spec.coords
-
-    @property
     def layerwise(self) -> bool:
         """Return True: every layer learns its own generators."""
         return True
 
     def turns(self, coords: Tensor, layer: int = 0) -> BlockTurn:
         """Return the turn of a layer, matrices `[..., heads, n, blocks, block, block]`."""
-        if not -self.dims.depth <= layer < self.dims.depth:
-            raise PositionError(
-                f"layer is {layer}; the encoding has {self.dims.depth} layers, counted from 0."
-            )
+        check_layer(layer, self.dims.depth)
         check_points(coords, self.spec.coords.axes, "coords")
         bases = skew(self.generators[layer], self.spec.block).unsqueeze(1)
         # How far along its generator every block is: [..., n, blocks].

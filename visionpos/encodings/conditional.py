@@ -13,9 +13,10 @@ import torch
 from torch import nn
 
 from visionpos.encodings.doors import Conditional, Dims
-from visionpos.encodings.sources import filled
+from visionpos.encodings.sources import checked_state, filled
 from visionpos.errors import PositionError
 from visionpos.geometry.fields import check_fields
+from visionpos.geometry.ranges import is_integer
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -179,15 +180,19 @@ class Peg(Conditional):
                 f"tokens have shape {tuple(tokens.shape)}; [b, {exempt} + {grid.size}, {dims.embed_dim}] is required "
                 f"for grid {grid.shape}. Pass the grid of these tokens."
             )
-        if not 0 <= slot < len(self.convs):
+        if not is_integer(slot) or not 0 <= slot < len(self.convs):
             raise PositionError(
-                f"slot is {slot}; the encoding has {len(self.convs)}, counted from 0."
+                f"slot is {slot!r}; the encoding has {len(self.convs)}, counted from 0."
             )
-        if masked is not None and (
-            masked.dtype != torch.bool or masked.shape != (tokens.shape[0], grid.size)
-        ):
+        flags = isinstance(masked, torch.Tensor) and masked.dtype == torch.bool
+        if masked is not None and not (flags and masked.shape == (tokens.shape[0], grid.size)):
+            what = (
+                f"{masked.dtype} of shape {tuple(masked.shape)}"
+                if hasattr(masked, "dtype")
+                else masked
+            )
             raise PositionError(
-                f"masked is {masked.dtype} of shape {tuple(masked.shape)}; bool [{tokens.shape[0]}, {grid.size}] is "
+                f"masked is {what}; bool [{tokens.shape[0]}, {grid.size}] is "
                 "required, True where a token is hidden, without prefix."
             )
         if spec.padding == "circular" and spec.kernel // 2 > min(grid.height, grid.width):
@@ -228,7 +233,7 @@ class Peg(Conditional):
         Raises:
             PositionError: if entries are missing, too many, of another shape, or `reparam_conv` meets a residual.
         """
-        stems = list(dict.fromkeys(key.rpartition(".")[0] for key in state))
+        stems = list(dict.fromkeys(key.rpartition(".")[0] for key in checked_state(state)))
         fused = [stem for stem in stems if stem.endswith("reparam_conv")]
         if fused and spec.residual:
             raise PositionError(

@@ -11,9 +11,10 @@ from torch import nn
 
 from visionpos.encodings.doors import Dims
 from visionpos.encodings.guard import Guarded
-from visionpos.encodings.sources import filled
+from visionpos.encodings.sources import checked_state, filled
 from visionpos.errors import PositionError
 from visionpos.geometry.fields import check_fields
+from visionpos.geometry.grid import check_grid
 from visionpos.geometry.places import check_points
 from visionpos.geometry.relative import distinct_offsets, relative_index
 
@@ -113,6 +114,7 @@ class Gpsa(Guarded):
         Raises:
             PositionError: for a clip: the features are those of one image.
         """
+        check_grid(grid)
         if grid.frames > 1:
             raise PositionError(
                 f"grid {grid.shape} has {grid.frames} frames; one is required. Fold frames into the batch."
@@ -166,6 +168,6 @@ class Gpsa(Guarded):
         names = {"pos_proj.weight": "weight", "pos_proj.bias": "bias", "gating_param": "gating"}
         own = {
             next((names[tail] for tail in names if key.endswith(tail)), key): value
-            for key, value in state.items()
+            for key, value in checked_state(state).items()
         }
         return filled(cls(spec, dims), own, source="timm")

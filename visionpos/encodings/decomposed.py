@@ -161,9 +161,8 @@ class DecomposedBias(QueryBiasing):
         turned = patches.movedim(2 + axis, 0).flatten(1, -2)  # [side, b * heads * others, head_dim]
         products = turned @ self.vectors(axis, side, span).to(turned.dtype).mT
         others = patches.movedim(2 + axis, 0).shape[1:-1]
-        spread: Tensor = products.unflatten(1, others).movedim(
-            0, 2 + axis
-        )  # [b, heads, *grid, span]
+        # [b, heads, *grid, span]; laid out so while it is small, or the sum of the axes would be copied as a whole.
+        spread = products.unflatten(1, others).movedim(0, 2 + axis).contiguous()
         shape = [1] * axes
         shape[axis] = span
         along: Tensor = spread.unflatten(-1, shape)

@@ -85,21 +85,6 @@ class GoldenRope(Rotary):
         self.spec, self.dims = spec, dims
         self.freqs()
 
-    @property
-    def coords(self) -> CoordSpec:
-        """Return how tokens are numbered, before the aspect is kept."""
-        return self.spec.coords
-
-    @property
-    def pairing(self) -> Pairing:
-        """Return which channels turn together."""
-        return self.spec.pairing
-
-    @property
-    def layerwise(self) -> bool:
-        """Return False: all layers share the frequencies."""
-        return False
-
     def points(
         self,
         grid: Grid,

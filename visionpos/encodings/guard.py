@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
-from inspect import signature
+from inspect import Parameter, signature
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import torch
 from torch import Tensor, nn
 
 from visionpos.errors import PositionError
 from visionpos.geometry.grid import check_grid
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
+
+    Check = Callable[[Any, str], None]
+
+_MISSING = object()
 
 
 class Guarded(nn.Module):
-    """A module that names what is wrong with the grids of a call, and with the shapes of a state dict.
+    """A module that names what is wrong with the arguments of a call, and with the shapes of a state dict.
 
-    Missing and unexpected keys stay torch's own business, and so does `strict`.
+    Arguments are known by their names, which mean the same in every encoding. Missing and unexpected keys of a state
+    dict stay torch's own business, and so does `strict`.
 
     Example:
         >>> class Table(Guarded):
@@ -31,27 +37,35 @@ class Guarded(nn.Module):
 spec and the Dims of the model that wrote the state dict, or resize the weights first.
     """
 
-    _grids: ClassVar[
-        tuple[tuple[int, str], ...]
-    ] = ()  # place and name of the grids among a call's arguments
+    # Place, name, whether None stands for nothing, and the check of those arguments of a call that have one.
+    _checked: ClassVar[tuple[tuple[int, str, bool, Check], ...]] = ()
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
-        """Note once where the grids stand, so that no call pays for it."""
+        """Note once where the arguments stand, so that no call pays for it."""
         super().__init_subclass__(**kwargs)
-        names = list(signature(cls.forward).parameters)[1:]
-        cls._grids = tuple(pair for pair in enumerate(names) if pair[1] in ("grid", "keys"))
+        arguments = list(signature(cls.forward).parameters.values())[1:]
+        cls._checked = tuple(
+            (
+                place if one.kind is Parameter.POSITIONAL_OR_KEYWORD else len(arguments),
+                one.name,
+                one.default is None,
+                _CHECKS[one.name],
+            )
+            for place, one in enumerate(arguments)
+            if one.name in _CHECKS
+        )
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Return what `forward` returns.
 
         Raises:
-            PositionError: if a grid is none.
+            PositionError: if a grid is none, tokens are no float tensor, or a device or generator is none.
         """
-        for place, name in self._grids:
-            value = args[place] if place < len(args) else kwargs.get(name)
-            # `keys` may be None, and a grid that is missing has Python's own error.
-            if value is not None:
-                check_grid(value, name)
+        for place, name, optional, check in self._checked:
+            value = args[place] if place < len(args) else kwargs.get(name, _MISSING)
+            # An argument that is missing has Python's own error.
+            if value is not _MISSING and not (optional and value is None):
+                check(value, name)
         return super().__call__(*args, **kwargs)
 
     def _load_from_state_dict(
@@ -67,3 +81,54 @@ spec and the Dims of the model that wrote the state dict, or resize the weights 
                     "or resize the weights first."
                 )
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
+
+
+def check_floats(values: object, name: str) -> None:
+    """Refuse what is no tensor of floats: whole numbers would be cut to by a cast back.
+
+    Raises:
+        PositionError: naming the argument and what it is.
+    """
+    if isinstance(values, Tensor) and values.dtype.is_floating_point:
+        return
+    what = values.dtype if isinstance(values, Tensor) else type(values).__name__
+    raise PositionError(
+        f"{name} is {what}; a tensor of floats is required. Make it with torch.as_tensor, or cast it."
+    )
+
+
+def named_device(device: Any, name: str = "device") -> torch.device:
+    """Return a device given as torch takes it: an object, a name, or the number of an accelerator.
+
+    Raises:
+        PositionError: if it is none.
+    """
+    if isinstance(device, torch.device):
+        return device
+    try:
+        return torch.device(device)
+    except (RuntimeError, TypeError):
+        raise PositionError(
+            f"{name} is {device!r}; a device as torch knows it is required, 'cpu' or 'cuda:0'."
+        ) from None
+
+
+def _check_device(device: Any, name: str) -> None:
+    named_device(device, name)
+
+
+def _check_generator(generator: object, name: str) -> None:
+    if not isinstance(generator, torch.Generator):
+        raise PositionError(
+            f"{name} is {generator!r}; a torch.Generator is required, or None for torch's own. Make it with "
+            "torch.Generator().manual_seed(seed)."
+        )
+
+
+_CHECKS: dict[str, Check] = {
+    "grid": check_grid,
+    "keys": check_grid,
+    "device": _check_device,
+    "generator": _check_generator,
+    **dict.fromkeys(("q", "k", "v", "tokens", "attention"), check_floats),
+}

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from visionpos.encodings.doors import Additive, Dims, blanked, check_device, check_points
-from visionpos.encodings.sources import filled, required_entry
+from visionpos.encodings.sources import filled, required_entry, start
 from visionpos.errors import PositionError
 from visionpos.geometry.fields import check_fields
 from visionpos.geometry.grid import Grid
@@ -22,13 +22,21 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 Aspect = Literal["stretch", "square"]
-# What sources call the one table: timm, transformers' ViT and DINOv2, SigLIP and Idefics, big_vision and vit-pytorch.
+# What sources call one table: timm, transformers' ViT and DINOv2, SigLIP and Idefics, big_vision and vit-pytorch; then
+# timm's models of several tables (CrossViT, Visformer, TNT), of which the caller passes one.
 _NAMES = (
     "pos_embed",
     "position_embeddings",
     "position_embedding.weight",
     "pos_embedding",
     "pos_embed.weight",
+    "pos_embed_0",
+    "pos_embed_1",
+    "pos_embed1",
+    "pos_embed2",
+    "pos_embed3",
+    "patch_pos",
+    "pixel_pos",
 )
 
 
@@ -95,7 +103,7 @@ class LearnedTable(Additive):
         self.spec, self.dims = spec, dims
         rows = spec.prefix_rows + self.grid.size
         self.table = nn.Parameter(torch.empty(rows, dims.embed_dim))
-        nn.init.trunc_normal_(self.table, std=spec.std, generator=generator)
+        start(self.table, spec.std, generator)
 
     @property
     def grid(self) -> Grid:
@@ -181,10 +189,11 @@ class LearnedTable(Additive):
 
         Args:
             state: one entry named `pos_embed` (timm), `position_embeddings` (transformers), `position_embedding.weight`
-                (SigLIP, Idefics) or `pos_embedding` (big_vision, vit-pytorch), under any path.
+                (SigLIP, Idefics) or `pos_embedding` (big_vision, vit-pytorch), under any path; of a model with several
+                (CrossViT, Visformer, TNT) one entry, `pos_embed_0`, `pos_embed1`, `patch_pos` and the like.
             spec: its grid, its prefix rows and its recipe.
             dims: sizes of the model.
-            channels: "last" for rows `(1, n, d)`, `(n, d)`, `(1, h, w, d)`; "first" for maps `(1, d, h, w)` (PiT).
+            channels: "last" for rows `(1, n, d)`, `(n, d)`, `(1, h, w, d)`; "first" fx
 
         Raises:
             PositionError: if the entry is missing, ambiguous, or has other rows than the spec says.

@@ -16,6 +16,7 @@ from visionpos.geometry.blocks import BlockTurn, exponential, skew
 from visionpos.geometry.coords import CoordSpec
 from visionpos.geometry.fields import check_fields
 from visionpos.geometry.precision import wide
+from visionpos.geometry.ranges import check_layer
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -108,21 +109,13 @@ class Liere(Turning):
         return self.dims.channels if self.spec.block is None else self.spec.block
 
     @property
-    def coords(self) -> CoordSpec:
-        """Return how tokens are numbered."""
-        return self.spec.coords
-
-    @property
     def layerwise(self) -> bool:
         """Return whether every layer learns its own generators."""
         return self.spec.per_layer
 
     def turns(self, coords: Tensor, layer: int = 0) -> BlockTurn:
         """Return the turn of a layer, matrices `[..., heads or 1, n, blocks, block, block]`."""
-        if not -self.dims.depth <= layer < self.dims.depth:
-            raise PositionError(
-                f"layer is {layer}; the encoding has {self.dims.depth} layers, counted from 0."
-            )
+        check_layer(layer, self.dims.depth)
         check_points(coords, self.spec.coords.axes, "coords")
         bases = skew(self.generators[layer if self.layerwise else 0], self.block)
         weights = wide(coords).unsqueeze(-3)[..., None, None, None]  # [..., 1, n, axes, 1, 1, 1]

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, ClassVar, Literal, Self
 import torch
 from torch import nn
 
-from visionpos.encodings.biasing import blank_linear, through
+from visionpos.encodings.biasing import blank_linear, check_flat, through
 from visionpos.encodings.doors import Biasing, Dims
 from visionpos.encodings.sources import check_index, required_entry, sides, source_entry, start
 from visionpos.errors import PositionError
 from visionpos.geometry.fields import check_fields
 from visionpos.geometry.grid import Grid
 from visionpos.geometry.places import check_points
-from visionpos.geometry.relative import distinct_offsets
+from visionpos.geometry.precision import full_precision
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -126,8 +126,14 @@ class LogBias(Biasing):
         check_points(offsets, None, "offsets")
         if offsets.shape[-1] != 2:
             raise PositionError(f"offsets have {offsets.shape[-1]} axes; a log bias needs (y, x).")
+        wide = offsets.to(torch.promote_types(torch.float32, offsets.dtype))
+        parts = zip(wide.unbind(-1), self._units(window_hw), strict=True)
+        return torch.stack([_logged(steps, unit) for steps, unit in parts], dim=-1)
+
+    def _units(self, window_hw: tuple[int, int] | None) -> tuple[int, int] | tuple[None, None]:
+        """Return the sides of the window in whose units differences are read; None for plain cells."""
         if self.spec.form == "cr":
-            return offsets.sign() * (1.0 + offsets.abs()).log()
+            return None, None
         unit = self.spec.pretrained_window_hw or window_hw
         if unit is None:
             raise PositionError(
@@ -136,24 +142,41 @@ class LogBias(Biasing):
             )
         if not torch.compiler.is_compiling():  # where sides are symbols, they are a grid's
             sides("window_hw", unit)
-        # A side of 1 holds the difference 0 alone: any divisor will do.
-        spans = [max(side - 1, 1) for side in unit]
-        scaled = torch.stack([offsets[..., axis] / spans[axis] * 8 for axis in (0, 1)], dim=-1)
-        return scaled.sign() * (scaled.abs() + 1.0).log2() / math.log2(8)
+        return unit
 
     def values(self, offsets: Tensor, *, window_hw: tuple[int, int] | None = None) -> Tensor:
         """Return `[num_heads, ...]`, the bias at differences `[..., 2]` (y, x), query minus key, in cells."""
         check_points(offsets, None, "offsets")
         dtype = torch.promote_types(torch.float32, self.hidden.weight.dtype)
         inputs = self.coords(offsets.to(dtype), window_hw=window_hw)
-        raw = through(through(inputs, self.hidden).relu(), self.out).movedim(-1, 0)
-        bias = raw if self.spec.form == "cr" else 16 * raw.sigmoid()
-        return bias.to(self.hidden.weight.dtype)
+        return self._read(through(through(inputs, self.hidden).relu(), self.out).movedim(-1, 0))
 
     def distinct(self, grid: Grid, *, device: torch.device | None = None) -> Tensor:
-        """Return `[num_heads, (2h - 1)(2w - 1)]` on the window that the grid is."""
-        offsets = distinct_offsets(grid, device=self.home(device))
-        return self.values(offsets, window_hw=(grid.height, grid.width)).contiguous()
+        """Return `[num_heads, (2h - 1)(2w - 1)]` on the window that the grid is.
+
+        Raises:
+            PositionError: if the grid has frames.
+        """
+        check_flat(grid)
+        home, weight = self.home(device), self.hidden.weight
+        dtype = torch.promote_types(torch.float32, weight.dtype)
+        window = (grid.height, grid.width)
+        # The first layer is linear, so a row and a column of the window each give their share of it once.
+        y, x = (
+            _logged(torch.arange(1 - side, side, device=home, dtype=dtype), unit).unsqueeze(-1)
+            for side, unit in zip(window, self._units(window), strict=True)
+        )
+        down, right = weight.to(dtype).unbind(-1)
+        rows = torch.addcmul(self.hidden.bias.to(dtype), y, down)  # [2h - 1, hidden]
+        reached = (rows.unsqueeze(1) + x * right).flatten(0, 1).relu()
+        with full_precision(weight.device):
+            raw = self.out.weight.to(dtype) @ reached.mT
+        return self._read(raw if self.out.bias is None else raw + self.out.bias.to(dtype)[:, None])
+
+    def _read(self, raw: Tensor) -> Tensor:
+        """Return the bias that the network's output stands for, in the dtype of the weights."""
+        bias = raw if self.spec.form == "cr" else 16 * raw.sigmoid()
+        return bias.to(self.hidden.weight.dtype)
 
     def prefix_values(self) -> Tensor | None:
         """Return `[num_heads, 3]` where prefix tokens learn their own; None for zeros."""
@@ -203,3 +226,13 @@ class LogBias(Biasing):
                 "out_bias is False and state holds a bias of the second layer; it would be lost. Set out_bias=True."
             )
         return module
+
+
+def _logged(steps: Tensor, unit: int | None) -> Tensor:
+    """Return the signed logarithm of differences along one axis: of cells, or in units of a window's side."""
+    # A side of 1 holds the difference 0 alone: any divisor will do.
+    scaled = steps if unit is None else steps / max(unit - 1, 1) * 8
+    # 0 counts as positive: by this factor, and not by abs(), the slope there is that of the logarithm.
+    sign = 1.0 - 2.0 * (scaled < 0).to(scaled.dtype)
+    grown = 1.0 + sign * scaled
+    return sign * grown.log() if unit is None else sign * grown.log2() / math.log2(8)

@@ -12,6 +12,7 @@ from visionpos.encodings.doors import Biasing, Dims
 from visionpos.errors import PositionError
 from visionpos.geometry.fields import check_choice, check_fields
 from visionpos.geometry.places import check_points
+from visionpos.geometry.ranges import check_layer
 from visionpos.geometry.relative import distances, distinct_offsets
 
 if TYPE_CHECKING:
@@ -138,8 +139,7 @@ class LookHere(Biasing):
             PositionError: if there is no such layer.
         """
         depth = self.dims.depth
-        if not -depth <= layer < depth:
-            raise PositionError(f"layer is {layer}; the model has {depth} layers, counted from 0.")
+        check_layer(layer, depth)
         first, last = self.spec.layer_slopes
         share = (layer % depth) / (depth - 1) if depth > 1 else 0.0
         scale = self.spec.global_slope * (first + (last - first) * share)

@@ -13,7 +13,7 @@ from visionpos.errors import PositionError
 from visionpos.geometry.coords import CoordSpec
 from visionpos.geometry.fields import check_choice, check_fields
 from visionpos.geometry.freqs import mixed_freqs
-from visionpos.geometry.ranges import check_theta
+from visionpos.geometry.ranges import check_layer, check_theta
 from visionpos.geometry.rotation import Pairing
 
 if TYPE_CHECKING:
@@ -87,26 +87,13 @@ class MixedRope(Rotary):
         self.frequencies = nn.Parameter(start)
 
     @property
-    def coords(self) -> CoordSpec:
-        """Return how tokens are numbered."""
-        return self.spec.coords
-
-    @property
-    def pairing(self) -> Pairing:
-        """Return which channels turn together."""
-        return self.spec.pairing
-
-    @property
     def layerwise(self) -> bool:
         """Return True: every layer learns its own frequencies."""
         return True
 
     def freqs(self, layer: int = 0, *, device: torch.device | None = None) -> Tensor:
         """Return `[num_heads, 2, pairs]` of one layer, float32 or better."""
-        if not -self.dims.depth <= layer < self.dims.depth:
-            raise PositionError(
-                f"layer is {layer}; the encoding has {self.dims.depth} layers, counted from 0."
-            )
+        check_layer(layer, self.dims.depth)
         learned = self.frequencies[layer]
         return learned if device is None else learned.to(device)
 

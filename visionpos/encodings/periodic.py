@@ -98,21 +98,6 @@ class PeriodicRope(Rotary):
         self.spec, self.dims = spec, dims
         self.freqs()
 
-    @property
-    def coords(self) -> CoordSpec:
-        """Return how tokens are numbered."""
-        return self.spec.coords
-
-    @property
-    def pairing(self) -> Pairing:
-        """Return which channels turn together."""
-        return self.spec.pairing
-
-    @property
-    def layerwise(self) -> bool:
-        """Return False: all layers share the frequencies."""
-        return False
-
     def freqs(self, layer: int = 0, *, device: torch.device | None = None) -> Tensor:  # noqa: ARG002 (all layers alike)
         """Return `[2, pairs]` float32; the row of x is rounded."""
         spec = self.spec

@@ -31,19 +31,21 @@ class Rotary(Guarded, ABC):
     dims: Dims
 
     @property
-    @abstractmethod
     def coords(self) -> CoordSpec:
-        """Return how tokens are numbered."""
+        """Return how the cells of a grid are numbered, before a scheme moves them (`points`)."""
+        coords: CoordSpec = self.spec.coords
+        return coords
 
     @property
-    @abstractmethod
     def pairing(self) -> Pairing:
         """Return which channels turn together."""
+        pairing: Pairing = self.spec.pairing
+        return pairing
 
     @property
-    @abstractmethod
     def layerwise(self) -> bool:
-        """Return whether every layer has frequencies of its own."""
+        """Return whether layers differ; False where all share the frequencies."""
+        return False
 
     @abstractmethod
     def freqs(self, layer: int = 0, *, device: torch.device | None = None) -> Tensor:
@@ -100,9 +102,10 @@ class Turning(Guarded, ABC):
     dims: Dims
 
     @property
-    @abstractmethod
     def coords(self) -> CoordSpec:
-        """Return how tokens are numbered."""
+        """Return how the cells of a grid are numbered."""
+        coords: CoordSpec = self.spec.coords
+        return coords
 
     @property
     @abstractmethod

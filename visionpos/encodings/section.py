@@ -96,21 +96,6 @@ class SectionRope(Rotary):
             )
         self.freqs()
 
-    @property
-    def coords(self) -> CoordSpec:
-        """Return how tokens are numbered."""
-        return self.spec.coords
-
-    @property
-    def pairing(self) -> Pairing:
-        """Return which channels turn together."""
-        return self.spec.pairing
-
-    @property
-    def layerwise(self) -> bool:
-        """Return False: all layers share the frequencies."""
-        return False
-
     def freqs(self, layer: int = 0, *, device: torch.device | None = None) -> Tensor:  # noqa: ARG002 (all layers alike)
         """Return `[axes, pairs]` float32: (t,) y, x."""
         spec = self.spec

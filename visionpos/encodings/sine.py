@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
 from torch import nn
@@ -16,6 +16,7 @@ from visionpos.geometry.coords import CoordSpec, coordinates
 from visionpos.geometry.fields import check_fields
 from visionpos.geometry.freqs import angles, ladder
 from visionpos.geometry.grid import Grid
+from visionpos.geometry.points import readable
 from visionpos.geometry.ranges import check_theta
 from visionpos.geometry.waves import waves
 
@@ -139,14 +140,14 @@ class Sine(Additive):
             `[b, h * w, embed_dim]` float32, row-major. Padded cells get some code; mask them out of attention.
 
         Raises:
-            PositionError: if not exactly one mask is given, or it has another rank.
+            PositionError: if not exactly one mask is given, it has another rank, or (on the CPU) other values.
         """
         if (valid is None) == (padding is None):
             raise PositionError(
                 f"valid is {'None' if valid is None else 'given'} and padding likewise; exactly one mask is required. "
                 "Say which cells are image (valid=) or which are not (padding=)."
             )
-        keep = valid.bool() if valid is not None else ~_given(padding).bool()
+        keep = _flags(valid, "valid") if valid is not None else ~_flags(padding, "padding")
         if keep.ndim != 3 or 0 in keep.shape[1:]:
             raise PositionError(
                 f"the mask has shape {tuple(keep.shape)}; [b, h, w], sides of at least 1, is required. Reduce it to "
@@ -224,9 +225,19 @@ class Sine(Additive):
         return filled(cls(spec, dims), own, source="timm")
 
 
-def _given(mask: Tensor | None) -> Tensor:
-    assert mask is not None  # noqa: S101 (the caller has checked that one mask is given)
-    return mask
+def _flags(mask: Any, name: str) -> Tensor:
+    """Return a mask of booleans, or of ones and zeros, as booleans; values are looked at on the CPU alone."""
+    if not isinstance(mask, torch.Tensor):
+        raise PositionError(
+            f"{name} is {mask!r}; a tensor [b, h, w] is required. Make it with torch.tensor."
+        )
+    flags = mask.bool()
+    if mask.dtype != torch.bool and readable(mask) and not bool((flags == mask).all()):
+        raise PositionError(
+            f"{name} holds {mask[flags != mask][0].item()}; True and False, or 1 and 0, are required. Turn a mask that "
+            "is added to logits into one with mask == 0."
+        )
+    return flags
 
 
 def doubled_sine(positions: Tensor, channels: int, *, theta: float = 10000.0) -> Tensor:

@@ -6,6 +6,7 @@ A state dict and the names that sources give to one thing enter; the tensor leav
 from __future__ import annotations
 
 import operator
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
@@ -16,8 +17,6 @@ from visionpos.geometry.grid import is_whole
 from visionpos.geometry.relative import relative_index
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from torch import Tensor
 
     from visionpos.geometry.grid import Grid
@@ -47,6 +46,32 @@ def start(weight: Tensor, std: float, generator: torch.Generator | None) -> None
         torch.nn.init.zeros_(weight)
 
 
+def checked_state(state: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+    """Return a source's state dict, once it is one: texts to anything, for a whole model may hold more than tensors.
+
+    Raises:
+        PositionError: if it is none.
+    """
+    given: Any = state
+    if not isinstance(given, Mapping) or not all(isinstance(key, str) for key in given):
+        raise PositionError(
+            f"state is {type(state).__name__}; a state dict, name to tensor, is required. Pass module.state_dict(), or "
+            "the dict that a file was loaded to."
+        )
+    return state
+
+
+def _tensor(state: Mapping[str, Tensor], key: str) -> Tensor:
+    """Return an entry of a source's state dict, which must be a tensor."""
+    value: Any = state[key]
+    if not isinstance(value, torch.Tensor):
+        raise PositionError(
+            f"state holds {type(value).__name__} at {key}; a tensor is required. Pass the part of the checkpoint that "
+            "holds the weights."
+        )
+    return value
+
+
 def source_entry(state: Mapping[str, Tensor], *names: str) -> Tensor | None:
     """Return the one entry of a source's state dict that goes by one of these names, or None.
 
@@ -62,13 +87,13 @@ def source_entry(state: Mapping[str, Tensor], *names: str) -> Tensor | None:
         tensor([1.])
     """
     ends = tuple(f".{name}" for name in names)
-    keys = [key for key in state if key in names or key.endswith(ends)]
+    keys = [key for key in checked_state(state) if key in names or key.endswith(ends)]
     if len(keys) > 1:
         raise PositionError(
             f"state holds {len(keys)} entries named {names[0]}, {keys[0]} first; one module takes one. Pass the state "
             "dict of a single attention module."
         )
-    return state[keys[0]] if keys else None
+    return _tensor(state, keys[0]) if keys else None
 
 
 def required_entry(state: Mapping[str, Tensor], *names: str, ranks: tuple[int, ...] = ()) -> Tensor:
@@ -163,12 +188,13 @@ def renamed(state: Mapping[str, Tensor], tails: Mapping[str, str]) -> dict[str, 
         {'weight': tensor([1.])}
     """
     own: dict[str, Tensor] = {}
-    for key, value in state.items():
+    for key in checked_state(state):
         parts = key.split(".")
         ends = [".".join(parts[start:]) for start in range(len(parts))]
         name = next((tails[end] for end in ends if end in tails), None)
         if name is None:
             continue
+        value = _tensor(state, key)
         if name in own and not torch.equal(own[name], value):
             raise PositionError(
                 f"{key} differs from the other copy that the state dict holds; the two must be equal. Load a "
@@ -198,7 +224,7 @@ def filled(module: M, state: Mapping[str, Tensor], *, source: str) -> M:
             "spec that describes them."
         )
     for key, value in own.items():
-        if value.shape != state[key].shape:
+        if value.shape != _tensor(state, key).shape:
             raise PositionError(
                 f"{key} of {source} has shape {tuple(state[key].shape)}; {tuple(value.shape)} is required. Pass the "
                 "Dims and the spec of the model that wrote it."

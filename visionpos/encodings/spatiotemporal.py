@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from visionpos.encodings.doors import Additive, Dims, check_device
-from visionpos.encodings.sources import filled, required_entry, sides
+from visionpos.encodings.sources import filled, required_entry, sides, start
 from visionpos.errors import PositionError
 from visionpos.geometry.fields import check_fields
 from visionpos.geometry.grid import Grid
@@ -89,16 +89,12 @@ class SpatioTemporal(Additive):
         self.spec, self.dims = spec, dims
         source = self.grid
         cells = source.height * source.width if spec.separable else source.size
-        spatial = torch.empty(spec.prefix_rows + cells, dims.embed_dim)
-        self.spatial = nn.Parameter(
-            nn.init.trunc_normal_(spatial, std=spec.std, generator=generator)
-        )
+        self.spatial = nn.Parameter(torch.empty(spec.prefix_rows + cells, dims.embed_dim))
+        start(self.spatial, spec.std, generator)
         self.temporal = None
         if spec.separable:
-            temporal = torch.empty(source.frames, dims.embed_dim)
-            self.temporal = nn.Parameter(
-                nn.init.trunc_normal_(temporal, std=spec.std, generator=generator)
-            )
+            self.temporal = nn.Parameter(torch.empty(source.frames, dims.embed_dim))
+            start(self.temporal, spec.std, generator)
 
     @property
     def grid(self) -> Grid:

@@ -16,7 +16,7 @@ from visionpos.geometry.coords import CoordSpec
 from visionpos.geometry.fields import check_fields
 from visionpos.geometry.freqs import angles, axial_freqs
 from visionpos.geometry.precision import wide
-from visionpos.geometry.ranges import check_theta
+from visionpos.geometry.ranges import check_layer, check_theta
 from visionpos.geometry.rotation import Rotation
 
 if TYPE_CHECKING:
@@ -111,21 +111,13 @@ class StringRope(Turning):
             self.frequencies = nn.Parameter(start.expand(*heads, -1, -1).clone())
 
     @property
-    def coords(self) -> CoordSpec:
-        """Return how tokens are numbered."""
-        return self.spec.coords
-
-    @property
     def layerwise(self) -> bool:
         """Return True: every layer learns its own basis or generators."""
         return True
 
     def turns(self, coords: Tensor, layer: int = 0) -> BasisTurn:
         """Return the turn of a layer: a Rotation `[..., heads, n, pairs]` and its basis."""
-        if not -self.dims.depth <= layer < self.dims.depth:
-            raise PositionError(
-                f"layer is {layer}; the encoding has {self.dims.depth} layers, counted from 0."
-            )
+        check_layer(layer, self.dims.depth)
         if self.rows is not None:
             return self._circulant(coords, self.rows[layer])
         assert self.skew is not None  # noqa: S101 (one of the two is there)

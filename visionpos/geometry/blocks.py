@@ -14,6 +14,8 @@ import torch
 from visionpos.errors import PositionError
 from visionpos.geometry.kept import picked
 from visionpos.geometry.precision import full_precision
+from visionpos.geometry.ranges import check_exempt
+from visionpos.geometry.turned import check_turned
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -130,7 +132,7 @@ class BlockTurn:
 
     def padded(self, prefix: int = 0, suffix: int = 0) -> BlockTurn:
         """Return the turn with tokens that do not turn before and after."""
-        _check_exempt(prefix, suffix)
+        check_exempt(prefix, suffix)
         if not prefix and not suffix:
             return self
         size = self.matrices.shape[-1]
@@ -158,6 +160,7 @@ class BlockTurn:
         """
         blocks, size = self.matrices.shape[-3:-1]
         turned = int(blocks * size)
+        check_turned(x, self.matrices.shape[:-4], self.matrices.device)
         _check_fit(x, self.n, turned, prefix, suffix)
         moved = self.padded(prefix, suffix).matrices
         dtype = torch.promote_types(x.dtype, moved.dtype)
@@ -194,25 +197,22 @@ class BasisTurn:
 
     def apply(self, x: Tensor, *, prefix: int = 0, suffix: int = 0) -> Tensor:
         """Return `x` turned; arguments, result and errors as in `BlockTurn.apply`."""
-        _check_exempt(prefix, suffix)
-        _check_fit(x, self.n, self.basis.shape[-1], prefix, suffix)
+        turned = int(self.basis.shape[-1])
+        self.rotation.check_lead(x)
+        check_turned(x, self.basis.shape[:-2], self.basis.device)
+        _check_fit(x, self.n, turned, prefix, suffix)
         dtype = torch.promote_types(x.dtype, self.basis.dtype)
-        basis = self.basis.to(dtype)
+        head, basis = x[..., :turned].to(dtype), self.basis.to(dtype)
         with full_precision(x.device):
-            inside = x.to(dtype) @ basis
-            turned = self.rotation.apply(inside, prefix=prefix, suffix=suffix)
-            # x + basis (turned - inside), so that tokens that do not turn keep every bit.
-            return (x.to(dtype) + (turned - inside) @ basis.mT).to(x.dtype)
-
-
-def _check_exempt(prefix: int, suffix: int) -> None:
-    if prefix < 0 or suffix < 0:
-        raise PositionError(
-            f"prefix is {prefix} and suffix {suffix}; token counts of at least 0 are required."
-        )
+            inside = head @ basis
+            moved = self.rotation.apply(inside, prefix=prefix, suffix=suffix)
+            # x + basis (moved - inside), so that tokens that do not turn keep every bit.
+            out = (head + (moved - inside) @ basis.mT).to(x.dtype)
+        return out if turned == x.shape[-1] else torch.cat([out, x[..., turned:]], dim=-1)
 
 
 def _check_fit(x: Tensor, n: int, turned: int, prefix: int, suffix: int) -> None:
+    check_exempt(prefix, suffix)
     if x.shape[-2] != n + prefix + suffix:
         raise PositionError(
             f"x has {x.shape[-2]} tokens, the turn {n} and prefix + suffix is {prefix + suffix}; tokens must be turn + "

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import numbers
 import operator
-import sys
 import types
 from functools import lru_cache
 from typing import Any, ClassVar, Literal, Union, get_args, get_origin, get_type_hints
@@ -16,13 +15,15 @@ import torch
 
 from visionpos.errors import PositionError
 
-_LARGEST = sys.float_info.max
+_LARGEST = torch.finfo(torch.float32).max  # beyond, float32 holds infinity
 
 
 def check_fields(spec: Any) -> None:
     """Refuse a spec with a field that is not what its class declares; lists become tuples, numpy's numbers Python's.
 
-    NaN and infinity are no numbers, True is no number, 3.0 is no whole number, and a word outside a `Literal` is
+    A whole number in the place of a float becomes one: 512 makes the parameter that 512.0 makes.
+
+    NaN, infinity and what float32 takes for it are no numbers, True is no number, 3.0 is no whole number, and a word outside a `Literal` is
     refused with the words that are known.
 
     Args:
@@ -46,7 +47,7 @@ def check_fields(spec: Any) -> None:
     kind: Any = type(spec)
     for name, hint in _declared(kind).items():
         value = getattr(spec, name)
-        settled = _settled(value)
+        settled = _settled(value, hint)
         if settled is not value:
             object.__setattr__(spec, name, settled)
         if not _fits(settled, hint):
@@ -77,15 +78,38 @@ def _declared(kind: Any) -> dict[str, Any]:
     }
 
 
-def _settled(value: Any) -> Any:
-    """Return lists as tuples, all the way down, so that a spec stays hashable, and numpy's numbers as Python's."""
+def _settled(value: Any, hint: Any) -> Any:
+    """Return lists as tuples, so that a spec stays hashable, numpy's numbers as Python's, and floats as floats."""
     if isinstance(value, (list, tuple)):
-        inner = tuple(_settled(item) for item in value)
+        inner = tuple(
+            _settled(item, part) for item, part in zip(value, _parts(hint, len(value)), strict=True)
+        )
         same = isinstance(value, tuple) and all(a is b for a, b in zip(inner, value, strict=True))
         return value if same else inner
-    if type(value) in (int, float, bool) or not isinstance(value, numbers.Real):
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
         return value
-    return operator.index(value) if isinstance(value, numbers.Integral) else float(value)
+    if not isinstance(value, numbers.Integral):
+        return float(value)
+    whole = operator.index(value)
+    return float(whole) if _is_float(hint) and abs(whole) <= _LARGEST else whole
+
+
+def _is_float(hint: Any) -> bool:
+    """Return whether a field is declared to hold a float, and not a whole number as well."""
+    choices = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
+    return float in choices and int not in choices
+
+
+def _parts(hint: Any, count: int) -> tuple[Any, ...]:
+    """Return what each of `count` items of a field is declared to be; None where nothing fits."""
+    choices = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
+    for choice in choices:
+        inner = get_args(choice) if get_origin(choice) is tuple else ()
+        if len(inner) == 2 and inner[1] is Ellipsis:
+            return (inner[0],) * count
+        if inner and len(inner) == count:
+            return inner
+    return (None,) * count
 
 
 def _fits(value: Any, hint: Any) -> bool:

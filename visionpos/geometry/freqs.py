@@ -13,7 +13,7 @@ import torch
 
 from visionpos.errors import PositionError
 from visionpos.geometry.fields import check_choice
-from visionpos.geometry.points import check_finite
+from visionpos.geometry.places import check_points
 from visionpos.geometry.ranges import check_periods, check_sigma, check_theta
 
 if TYPE_CHECKING:
@@ -265,12 +265,12 @@ def angles(coords: Tensor, freqs: Tensor) -> Tensor:
         >>> angles(torch.tensor([[1.0, 2.0]]), torch.tensor([[1.0, 0.1], [0.5, 0.0]]))
         tensor([[2.0000, 0.1000]])
     """
+    check_points(coords, None, "coords")
     if coords.shape[-1] != freqs.shape[-2]:
         raise PositionError(
             f"coords have {coords.shape[-1]} axes and freqs {freqs.shape[-2]}; they must agree. "
             "Build both from the same Grid, or pass axes= to the frequency function."
         )
-    check_finite(coords, "coords")
     dtype = torch.promote_types(torch.float32, torch.promote_types(coords.dtype, freqs.dtype))
     coords, freqs = coords.to(dtype), freqs.to(dtype)
     # Elementwise, not matmul: autocast would run a matmul in bfloat16 and lose whole turns.

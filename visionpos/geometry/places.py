@@ -37,6 +37,10 @@ def check_points(
         raise PositionError(
             f"{name} is {points!r}; a tensor [..., n, axes] of coordinates is required. Make it with torch.tensor."
         )
+    if points.is_complex() or points.dtype == torch.bool:
+        raise PositionError(
+            f"{name} are {points.dtype}; real numbers are required. Pass coordinates, not a mask of tokens."
+        )
     found = points.shape[-1] if points.ndim else 0
     if found < 1 or (axes is not None and found != axes):
         raise PositionError(

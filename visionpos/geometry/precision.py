@@ -19,8 +19,13 @@ def wide(values: Tensor) -> Tensor:
 
 
 def full_precision(device: torch.device) -> AbstractContextManager[None]:
-    """Return a context in which autocast does not round products to 16 bits; the meta device knows no autocast."""
-    if device.type == "meta":
+    """Return a context in which autocast does not round products to 16 bits; the meta device knows no autocast.
+
+    Where autocast is off there is nothing to do, but a graph says it in any case: it may run under autocast later.
+    """
+    if device.type == "meta" or not (
+        torch.compiler.is_compiling() or torch.is_autocast_enabled(device.type)
+    ):
         return nullcontext()
     off: AbstractContextManager[None] = torch.autocast(device_type=device.type, enabled=False)
     return off

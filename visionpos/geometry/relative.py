@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Literal
 import torch
 
 from visionpos.errors import PositionError
+from visionpos.geometry.grid import check_grid
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -32,6 +33,7 @@ def distinct_offsets(grid: Grid, *, device: torch.device | None = None) -> Tenso
         >>> distinct_offsets(Grid(1, 2)).tolist()
         [[0.0, -1.0], [0.0, 0.0], [0.0, 1.0]]
     """
+    check_grid(grid)
     sides = grid.shape if grid.frames > 1 else grid.shape[1:]
     ticks = [torch.arange(1 - side, side, device=device, dtype=torch.float32) for side in sides]
     return torch.stack(torch.meshgrid(*ticks, indexing="ij"), dim=-1).flatten(0, -2)
@@ -55,16 +57,15 @@ def relative_index(grid: Grid, *, device: torch.device | None = None) -> Tensor:
     Reference:
         Swin Transformer (arXiv 2103.14030), microsoft/Swin-Transformer: its relative_position_index.
     """
+    check_grid(grid)
     sides = grid.shape if grid.frames > 1 else grid.shape[1:]
-    ticks = [torch.arange(side, device=device) for side in sides]
-    cells = torch.stack(torch.meshgrid(*ticks, indexing="ij"), dim=-1).flatten(0, -2)  # [n, axes]
-    linear = torch.zeros(grid.size, dtype=torch.int64, device=device)
-    middle = 0
-    for axis, side in enumerate(sides):
-        linear = linear * (2 * side - 1) + cells[:, axis]
-        middle = middle * (2 * side - 1) + side - 1
+    linear = torch.arange(sides[-1], device=device)
+    middle, stride = sides[-1] - 1, 2 * sides[-1] - 1
+    for side in reversed(sides[:-1]):
+        linear = ((torch.arange(side, device=device) * stride).unsqueeze(1) + linear).flatten()
+        middle, stride = middle + (side - 1) * stride, (2 * side - 1) * stride
     # A difference of linear numbers is the linear number of the difference, moved so that it starts at 0.
-    return (linear + middle).unsqueeze(1) - linear.unsqueeze(0)
+    return (linear + middle).unsqueeze(1) - linear
 
 
 def distances(offsets: Tensor, metric: Metric) -> Tensor:

@@ -11,7 +11,10 @@ from typing import TYPE_CHECKING, Literal, get_args
 import torch
 
 from visionpos.errors import PositionError
+from visionpos.geometry.grid import is_whole
 from visionpos.geometry.kept import picked
+from visionpos.geometry.ranges import check_exempt
+from visionpos.geometry.turned import check_turned
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -113,17 +116,16 @@ class Rotation:
 
     def repeated(self, times: int) -> Rotation:
         """Return the rotation of `times` frames that share one, frame after frame (SAM 2's memory)."""
-        if times < 1:
-            raise PositionError(f"times is {times}; at least one frame is required.")
+        if not is_whole(times):
+            raise PositionError(
+                f"times is {times!r}; a whole number of frames, at least one, is required."
+            )
         cos, sin = (part.repeat(*[1] * (part.ndim - 2), times, 1) for part in (self.cos, self.sin))
         return Rotation(cos, sin, self.pairing, self.axes)
 
     def padded(self, prefix: int = 0, suffix: int = 0) -> Rotation:
         """Return the rotation with tokens that do not turn before and after, so that no slice or copy is needed."""
-        if prefix < 0 or suffix < 0:
-            raise PositionError(
-                f"prefix is {prefix} and suffix {suffix}; token counts of at least 0 are required."
-            )
+        check_exempt(prefix, suffix)
         if not prefix and not suffix:
             return self
         room = (0, 0, prefix, suffix)
@@ -135,21 +137,8 @@ class Rotation:
         return _widened(self.cos, self), _widened(self.sin, self)
 
     def check_lead(self, x: Tensor) -> None:
-        """Refuse what would be rounded to whole numbers, or grow by broadcasting."""
-        if not x.dtype.is_floating_point:
-            raise PositionError(
-                f"x has dtype {x.dtype}; a float tensor is required. Cast it first."
-            )
-        lead, room = self.cos.shape[:-2], x.shape[:-2]
-        fits = len(lead) <= len(room) and all(
-            size in (1, have) for size, have in zip(reversed(lead), reversed(room), strict=False)
-        )
-        if not fits:
-            raise PositionError(
-                f"the rotation has leading sizes {tuple(lead)} and x {tuple(room)}; each must be 1 or equal. "
-                "Frequencies a "
-                "head cannot turn keys of fewer heads: repeat them first."
-            )
+        """Refuse what would be rounded to whole numbers, or grow by broadcasting; see `check_turned`."""
+        check_turned(x, self.cos.shape[:-2], self.cos.device)
 
     def apply(self, x: Tensor, *, prefix: int = 0, suffix: int = 0) -> Tensor:
         """Return `x` with its channel pairs turned.
@@ -166,13 +155,13 @@ class Rotation:
             PositionError: if tokens or channels do not fit.
         """
         turned = 2 * self.pairs
+        self.check_lead(x)
         if x.shape[-2] != self.n + prefix + suffix:
             raise PositionError(
                 f"x has {x.shape[-2]} tokens, the rotation {self.n} and prefix + suffix is {prefix + suffix}; "
                 "tokens must be rotation + prefix + suffix. Pass the prefix count of the model, or select() kept "
                 "tokens."
             )
-        self.check_lead(x)
         if x.shape[-1] < turned:
             raise PositionError(
                 f"x has {x.shape[-1]} channels a head and the rotation turns {turned}; at most head_dim can turn. "
@@ -206,7 +195,7 @@ def rotate(
         Two new tensors of the inputs' shapes and dtypes.
 
     Raises:
-        PositionError: if tokens or channels do not fit.
+        PositionError: if tokens or channels do not fit, or rotation is no turn.
 
     Example:
         >>> q = torch.ones(1, 2, 5, 8)
@@ -218,6 +207,11 @@ def rotate(
         RoFormer (arXiv 2104.09864). Keys of another length than the queries turn by their own rotation: use
         `Rotation.apply`.
     """
+    if not hasattr(rotation, "padded"):
+        raise PositionError(
+            f"rotation is {type(rotation).__name__}; what an encoding's call gives, or Rotation.of(angles), is "
+            "required."
+        )
     rotation = rotation.padded(prefix, suffix)
     return rotation.apply(q), rotation.apply(k)
 

@@ -223,7 +223,9 @@ class Attachment(nn.Module):
             return call.biases[prefix]
         encoding: Biasing = self.encodings[group]
         own = {"layer": layer} if self.layered else {}
-        rows: Tensor = encoding(call.grid, prefix=prefix, device=call.device, **own)  # [heads, n, n]
+        rows: Tensor = encoding(
+            call.grid, prefix=prefix, device=call.device, **own
+        )  # [heads, n, n]
         constant = call.constant if self.learned_strength is None else self.learned_strength
         rows = rows * constant
         if call.kept is None:
