@@ -369,3 +369,66 @@ def test_invariant_numbers_survive():
     spec = vp.SinCosSpec(theta=math.pi * 1e3)
     data = config.read_yaml(config.dump_encoding(spec))
     assert data["encoding"]["theta"] == spec.theta
+
+
+@pytest.mark.parametrize(
+    ("text", "kept"),
+    [
+        ("0100", 100),  # YAML 1.1 read 64
+        ("010", 10),
+        ("08", 8),
+        ("0o17", 15),
+        ("0x10", 16),
+        ("1:30", "1:30"),  # and here 90
+        ("1_000", "1_000"),
+        (".5e1", 5.0),
+        ("5.", 5.0),
+        ("1.e2", 100.0),
+        ("-3", -3),
+        ("+1e3", 1000.0),
+        ("-.inf", -math.inf),
+        ("'5'", "5"),
+    ],
+)
+def test_numbers_are_those_of_yaml_1_2(text, kept):
+    (value,) = config.read_yaml(f"a: {text}").values()
+    assert value == kept
+    assert type(value) is type(kept)
+
+
+def test_merge_keys_are_merged_and_own_keys_win():
+    data = config.read_yaml("a: &a {x: 1, y: 2}\nb: {<<: *a, y: 3}")
+    assert data["b"] == {"x": 1, "y": 3}
+    with pytest.raises(ConfigError, match=r"key 'y' stands twice"):
+        config.read_yaml("a: &a {x: 1}\nb: {<<: *a, y: 3, y: 4}")
+
+
+@pytest.mark.parametrize(
+    ("text", "match"),
+    [
+        ("encoding: &a {kind: axial_rope, coords: *a}", r"y\.yaml: the data holds itself"),
+        (f"encoding: {{kind: axial_rope, theta: {'9' * 5000}}}", r"y\.yaml holds a value that"),
+        ("encoding: {kind: axial_rope, theta: !!float x}", r"y\.yaml holds a value that cannot"),
+        ("encoding: {kind: axial_rope, theta: !!int 1:30}", r"y\.yaml holds a value that"),
+        ("encoding: {kind: axial_rope, theta: !!bool x}", r"y\.yaml holds a value that"),
+        ("encoding: {kind: axial_rope, theta: 1:30}", r"theta = '1:30'"),
+    ],
+)
+def test_error_yaml_tricks(text, match, tmp_path):
+    path = tmp_path / "y.yaml"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(ConfigError, match=match):
+        config.load_encoding(path)
+
+
+@pytest.mark.parametrize("name", [None, 3, b"dinov3", ["dinov3"], "a\0b"])
+def test_error_names(name):
+    with pytest.raises(ConfigError, match=r"shipped name"):
+        config.load_encoding(name)
+
+
+def test_error_overrides():
+    with pytest.raises(ConfigError, match=r"overrides is 'encoding\.theta=5'; a list of texts"):
+        config.load_encoding("dinov3", overrides="encoding.theta=5")
+    with pytest.raises(ConfigError, match=r"override 3 is no text"):
+        config.load_encoding("dinov3", overrides=[3])

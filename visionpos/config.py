@@ -33,7 +33,8 @@ class _StrictLoader(yaml.SafeLoader):
     """SafeLoader that refuses a key written twice, which plain YAML silently overwrites."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:  # noqa: FBT001, FBT002 (PyYAML's own signature)
-        keys = [self.construct_object(key, deep=deep) for key, _ in node.value]
+        own = [key for key, _ in node.value if key.tag != "tag:yaml.org,2002:merge"]
+        keys = [self.construct_object(key, deep=deep) for key in own]
         for key in keys:
             if keys.count(key) > 1:
                 raise ConfigError(
@@ -43,12 +44,23 @@ class _StrictLoader(yaml.SafeLoader):
         return cast("dict[Any, Any]", super().construct_mapping(node, deep))
 
 
-# YAML 1.1 reads 1e4 as a text; people mean the number.
-_StrictLoader.add_implicit_resolver(
-    "tag:yaml.org,2002:float",
-    re.compile(r"^[-+]?[0-9][0-9_]*(\.[0-9_]*)?[eE][-+]?[0-9]+$"),
-    list("-+0123456789"),
+# YAML 1.1 reads 1e4 as a text, 0100 as 64 and 1:30 as 90; people mean numbers as YAML 1.2 reads them, or nothing.
+_NUMBERS = {
+    "int": r"^(?:[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+)$",
+    "float": r"^[-+]?(?:(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?|\.(?:inf|Inf|INF|nan|NaN|NAN))$",
+}
+_StrictLoader.yaml_implicit_resolvers = {
+    first: [(tag, form) for tag, form in found if tag.rpartition(":")[2] not in _NUMBERS]
+    for first, found in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+_StrictLoader.add_constructor(
+    "tag:yaml.org,2002:int",
+    lambda _, node: int(node.value, 0 if node.value[1:2] in ("o", "x") else 10),
 )
+for _kind, _form in _NUMBERS.items():
+    _StrictLoader.add_implicit_resolver(
+        f"tag:yaml.org,2002:{_kind}", re.compile(_form), list("-+.0123456789")
+    )
 
 
 def read_yaml(text: str, *, source: str = "<text>") -> Data:
@@ -67,6 +79,15 @@ def read_yaml(text: str, *, source: str = "<text>") -> Data:
         raise ConfigError(f"{source}: {error}") from None
     except RecursionError:
         raise ConfigError(f"{source} nests too deeply; write plain mappings and lists.") from None
+    except (
+        ValueError,
+        KeyError,
+        AttributeError,
+    ) as error:  # a tag or a number of thousands of digits
+        raise ConfigError(
+            f"{source} holds a value that cannot be read: {' '.join(str(error).split())}; write plain numbers and "
+            "texts."
+        ) from None
     except yaml.YAMLError as error:
         raise ConfigError(f"{source} is not YAML: {' '.join(str(error).split())}") from None
     if not isinstance(data, dict) or not all(isinstance(key, str) for key in data):
@@ -134,6 +155,8 @@ def parse(kind: type[T], data: object, *, source: str = "<data>") -> T:
     """
     try:
         return cast("T", _validated(_adapter(cast("Any", kind)), data))
+    except ConfigError as error:
+        raise ConfigError(f"{source}: {error}") from None
     except pydantic.ValidationError as error:
         raise ConfigError(
             f"{source}: " + "; ".join(_complaint(item) for item in error.errors())
@@ -146,6 +169,8 @@ def _validated(adapter: pydantic.TypeAdapter[Any], data: object) -> Any:
         text = json.dumps(data)
     except TypeError:  # data that holds specs made before, or what YAML knows and JSON does not
         return adapter.validate_python(data)
+    except (ValueError, RecursionError):
+        raise ConfigError("the data holds itself, by an anchor; write plain mappings.") from None
     return adapter.validate_json(text, strict=True)
 
 
@@ -172,6 +197,8 @@ def set_value(data: Mapping[str, Any], assignment: str) -> Data:
     Raises:
         ConfigError: if there is no `=`, or a part of the path is empty.
     """
+    if not isinstance(assignment, str):
+        raise ConfigError(f"override {assignment!r} is no text. Write it as 'encoding.theta=100'.")
     path, equals, text = assignment.partition("=")
     keys = path.strip().split(".")
     if not equals or not all(keys):
@@ -207,6 +234,10 @@ def load_encoding(name: str | Path, *, overrides: Sequence[str] = ()) -> Encodin
     Raises:
         ConfigError: if there is no such name or file, a key is unknown, or a value is out of range.
     """
+    if isinstance(overrides, str):
+        raise ConfigError(
+            f"overrides is {overrides!r}; a list of texts is required. Write [{overrides!r}]."
+        )
     text, source = _read(name, "encodings")
     data = read_yaml(text, source=source)
     for assignment in overrides:
@@ -222,13 +253,17 @@ def load_encoding(name: str | Path, *, overrides: Sequence[str] = ()) -> Encodin
 
 def _read(name: str | Path, folder: str) -> tuple[str, str]:
     """Return the text and the display name of a shipped YAML or of a file."""
+    if not isinstance(name, (str, Path)):
+        raise ConfigError(
+            f"name is {name!r}; a shipped name or the path of a YAML file is required."
+        )
     files = shipped(folder)
     if str(name) in files:
         return files[str(name)].read_text(encoding="utf-8"), f"{name}.yaml"
     path = Path(name)
     try:
         return path.read_text(encoding="utf-8"), str(path)
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, ValueError) as error:  # a name may hold what no path can
         reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
         known = ", ".join(files)
         raise ConfigError(

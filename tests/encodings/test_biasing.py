@@ -433,3 +433,12 @@ def test_device_fake_cuda(name):
         how = {} if list(module.parameters()) else {"device": cuda}
         assert module(Grid(3, 5), prefix=1, **how).device == cuda
         assert module(Grid(3, 5), device=torch.device("cuda")).device.type == "cuda"
+
+
+@pytest.mark.parametrize("name", sorted(set(SPECS) - {"log_torchvision", "fire_extent"}))
+def test_invariant_vmap(name):
+    """Samples one by one, or mapped over: tables asked a mapped tensor for its values."""
+    module = biasing(name)
+    offsets = torch.stack([vp.coordinates(Grid(2, 3)), -vp.coordinates(Grid(2, 3))])
+    mapped = torch.func.vmap(module.values)(offsets)
+    torch.testing.assert_close(mapped, torch.stack([module.values(one) for one in offsets]))

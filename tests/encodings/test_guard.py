@@ -4,6 +4,7 @@ import copy
 import pickle
 from inspect import signature
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -171,3 +172,137 @@ def test_compile_a_module():
     compiled = torch.compile(module, backend="eager", fullgraph=True, dynamic=True)
     assert torch.equal(compiled(tokens, Grid(3, 5)), module(tokens, Grid(3, 5)))
     torch._dynamo.reset()
+
+
+TENSORS = [
+    (kind, name)
+    for kind in MODULES
+    for name in signature(MODULES[kind].forward).parameters
+    if name in ("q", "k", "v", "tokens", "attention")
+]
+
+
+@pytest.mark.parametrize(("kind", "name"), TENSORS)
+def test_error_tokens_that_are_no_floats(kind, name):
+    """Whole numbers were cut on the way back, or a bare error; so were lists and numpy's arrays."""
+    module = MODULES[kind]
+    names = [one for one in signature(module.forward).parameters if one not in ("prefix", "keys")]
+    given = {
+        one: Grid(3, 5) if one == "grid" else torch.zeros(1, 1, 16, 1)
+        for one in names
+        if signature(module.forward).parameters[one].default is not None
+    }
+    given.pop("slot", None)
+    for bad in (torch.zeros(1, 4, 16, 4, dtype=torch.int64), torch.zeros(1) > 0):
+        with pytest.raises(PositionError, match=rf"^{name} is {bad.dtype}; a tensor of floats"):
+            module(**{**given, name: bad})
+    for bad in (None, [1.0], "x", torch.zeros(2).numpy()):
+        with pytest.raises(
+            PositionError, match=rf"^{name} is {type(bad).__name__}; a tensor of fl"
+        ):
+            module(**{**given, name: bad})
+
+
+@pytest.mark.parametrize("kind", TO_GRID)
+def test_error_no_grid(kind):
+    """None was read as an argument that is missing."""
+    with pytest.raises(PositionError, match=r"^grid is None; a Grid of tokens"):
+        MODULES[kind](None)
+    with pytest.raises(TypeError, match=r"missing 1 required positional argument: 'grid'"):
+        MODULES[kind]()
+
+
+@pytest.mark.parametrize("kind", TO_GRID)
+def test_error_devices_and_generators(kind):
+    """A seed in the place of a generator was ignored where nothing is drawn."""
+    named = signature(MODULES[kind].forward).parameters
+    if "device" in named:
+        for bad in ("gpu", 1.5):
+            with pytest.raises(
+                PositionError, match=rf"^device is {bad!r}; a device as torch knows"
+            ):
+                MODULES[kind](Grid(3, 5), device=bad)
+    if "generator" in named:
+        with pytest.raises(
+            PositionError, match=r"^generator is 3; a torch\.Generator .*manual_seed"
+        ):
+            MODULES[kind](Grid(3, 5), generator=3)
+
+
+@pytest.mark.parametrize("kind", ["liere", "comrope", "string_rope"])
+def test_error_turning_on_another_device(kind):
+    with pytest.raises(PositionError, match=r"device is meta and the generators are on cpu; move"):
+        MODULES[kind](Grid(3, 5), device="meta")
+
+
+@pytest.mark.parametrize(
+    ("kind", "method"),
+    [
+        ("mixed_rope", "freqs"),
+        ("circle_rope", "uses_circle"),
+        ("lookhere", "slopes"),
+        ("liere", "turns"),
+        ("comrope", "turns"),
+        ("string_rope", "turns"),
+    ],
+)
+def test_error_layers(kind, method):
+    """True picked all layers at once, 1.5 and a text were bare errors, or the layers between."""
+    call = getattr(MODULES[kind], method)
+    coords = [torch.zeros(3, 2)] if method == "turns" else []
+    for bad in (True, 1.5, "0", None, 99, -99):
+        with pytest.raises(PositionError, match=rf"layer is {bad!r}; the encoding has \d+ layers"):
+            call(*coords, layer=bad)
+    call(*coords, layer=np.int64(1))
+
+
+@pytest.mark.parametrize("kind", LEARNING)
+def test_error_states_that_are_none(kind):
+    load = next(
+        (
+            getattr(MODULES[kind], name)
+            for name in ("from_source", "from_segment_anything", "from_comrope")
+            if hasattr(MODULES[kind], name)
+        ),
+        getattr(MODULES[kind], "from_timm", None),
+    )
+    if load is None or kind == "mixed_rope":  # a tensor, not a state
+        pytest.skip("reads no state dict")
+    more = [] if kind == "comrope" else [MODULES[kind].spec, MODULES[kind].dims]
+    for bad in (None, 3, [1], {1: torch.zeros(1)}):
+        with pytest.raises(PositionError, match=r"state is \w+; a state dict, name to tensor"):
+            load(bad, *more)
+    with pytest.raises(PositionError, match=r"lacks|has no entry|many"):
+        load({}, *more)
+
+
+def test_error_states_with_what_is_no_tensor():
+    table = MODULES["learned"]
+    with pytest.raises(PositionError, match=r"state holds int at pos_embed; a tensor is required"):
+        table.from_source({"pos_embed": 3}, table.spec, table.dims)
+    good = {"pos_embed": torch.zeros_like(table.table), "head._extra_state": None}
+    assert torch.equal(table.from_source(good, table.spec, table.dims).table, good["pos_embed"])
+
+
+def test_error_build():
+    with pytest.raises(PositionError, match=r"spec is 'dinov3'; .*load_encoding\(name\)"):
+        vp.build("dinov3", _PLAIN)
+    for bad in (None, (384, 6, 12), {"embed_dim": 384}):
+        with pytest.raises(PositionError, match=r"dims is .*; a Dims is required"):
+            vp.build(vp.AxialRopeSpec(), bad)
+
+
+@pytest.mark.parametrize("kind", ["peg", "conv_relative"])
+def test_error_dtypes_of_a_convolution(kind):
+    """torch's own message names the layer inside; under autocast any float is taken."""
+    module, name = (MODULES[kind], "tokens" if kind == "peg" else "v")
+    dims = module.dims
+    shape = (2, 15, dims.embed_dim) if kind == "peg" else (2, dims.num_heads, 15, dims.channels)
+    x = torch.zeros(shape, dtype=torch.bfloat16)
+    args = [x] if kind == "peg" else [x, x]
+    with pytest.raises(
+        PositionError, match=rf"{name} is torch.bfloat16 and the weights are torch.f"
+    ):
+        module(*args, Grid(3, 5))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert module(*args, Grid(3, 5)).shape == shape

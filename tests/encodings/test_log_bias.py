@@ -138,10 +138,10 @@ def test_invariant_prefix_sees_and_is_seen():
 def test_invariant_network_runs_on_distinct_differences():
     """(2h - 1)(2w - 1) evaluations, not n x n."""
     module, seen = bias(FORMS["microsoft"]), []
-    plain = module.values
-    module.values = lambda offsets, **how: seen.append(len(offsets)) or plain(offsets, **how)
+    plain = module._network
+    module._network = lambda *shares: seen.append(plain(*shares)) or seen[-1]
     module(Grid(7, 9), prefix=1)
-    assert seen == [13 * 17]
+    assert [found.shape[-1] for found in seen] == [13 * 17]
 
 
 def state_of(module: LogBias, names: tuple[str, str]) -> dict[str, torch.Tensor]:
@@ -234,3 +234,24 @@ def test_gradient_of_values():
         return torch.func.functional_call(holder, given_, ())
 
     assert torch.autograd.gradcheck(run, tuple(module.parameters()))
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_gradient_of_coordinates_at_difference_0(form):
+    """Tokens of one row have the difference 0 along y, where sign(x) log(1 + |x|) has a slope: autograd gave 0."""
+    module = bias(FORMS[form]).double()
+    where = {"window_hw": (5, 6)} if form == "torchvision" else {}
+    at = torch.tensor([[0.0, 3.0], [-2.0, 0.0], [0.0, 0.0], [1.0, -1.0]], dtype=torch.float64)
+    at.requires_grad_()
+    (found,) = torch.autograd.grad(module.coords(at, **where).sum(), at)
+    step = 1e-6
+    with torch.no_grad():
+        far = [module.coords(at + sign * step, **where) for sign in (1, -1)]
+    torch.testing.assert_close(found, (far[0] - far[1]) / (2 * step), rtol=1e-5, atol=1e-6)
+    assert (found > 0).all()
+
+
+def test_error_a_clip():
+    for form in FORMS.values():
+        with pytest.raises(PositionError, match=r"grid \(2, 3, 5\) .* has 2 frames"):
+            bias(form)(Grid(3, 5, frames=2))

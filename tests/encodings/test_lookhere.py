@@ -136,7 +136,7 @@ def test_error_heads_and_layers():
     ):
         LookHere(LookHereSpec(), Dims(embed_dim=24, num_heads=6, depth=2))
     for layer in (3, -4):
-        with pytest.raises(PositionError, match=rf"layer is {layer}; the model has 3 layers"):
+        with pytest.raises(PositionError, match=rf"layer is {layer}; the encoding has 3 layers"):
             lookhere(("halves", 4))(Grid(3, 5), layer=layer)
     module = lookhere(("halves", 4))
     assert torch.equal(module(Grid(3, 5), layer=-1), module(Grid(3, 5), layer=2))

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.optim import swa_utils as swa
 
 import visionpos as vp
 from tests.compiled import graphs_of
@@ -510,7 +511,7 @@ def test_device(device):
 def test_device_fake_cuda():
     module, cuda = PromptEncoder(SAM2, DIMS), torch.device("cuda", 0)
     with FakeTensorMode():
-        module.frequency_bits = torch.empty(2, 4, dtype=torch.int32, device=cuda)
+        module.frequency_bits = torch.empty(2, 4, 32, dtype=torch.uint8, device=cuda)
         for part in module.modules():
             for key, weight in list(part.named_parameters(recurse=False)):
                 setattr(part, key, nn.Parameter(torch.empty(weight.shape, device=cuda)))
@@ -528,3 +529,35 @@ def test_device_fake_cuda():
 def test_device_meta():
     with torch.device("meta"):
         assert PromptEncoder(SAM, DIMS).frequency_bits.is_meta
+
+
+@pytest.mark.parametrize("decay", [0.9, 0.999, 0.9999])
+def test_invariant_moving_averages_leave_the_frequencies(decay):
+    """An average of buffers weighs a number with itself: 3000 steps moved the bits by .16 radians."""
+    module = PromptEncoder(PromptSpec(mask_channels=4), DIMS)
+    of_buffers = {"use_buffers": True}
+    averages = [
+        swa.AveragedModel(module, multi_avg_fn=swa.get_ema_multi_avg_fn(decay), **of_buffers),
+        swa.AveragedModel(module, avg_fn=swa.get_ema_avg_fn(decay), **of_buffers),
+        swa.AveragedModel(module, **of_buffers),
+    ]
+    for _ in range(500):
+        for average in averages:
+            average.update_parameters(module)
+    for average in averages:
+        assert torch.equal(average.module.freqs, module.freqs)
+
+
+def test_error_prompts_that_are_none():
+    module = encoder(SAM)
+    frame, points, labels = module.frame((48, 80)), torch.zeros(1, 2), torch.zeros(1)
+    for bad in (None, 3, (48, 80)):
+        with pytest.raises(PositionError, match=r"frame is .*; an ImageFrame is required"):
+            module(bad, points=points, labels=labels)
+    for name in ("points", "labels", "boxes", "masks"):
+        for bad in (3, [[1.0, 2.0]], "x", torch.zeros(1, 2, dtype=torch.complex64)):
+            with pytest.raises(PositionError, match=rf"{name} is .*; a tensor of numbers"):
+                module(frame, **{"points": points, "labels": labels, name: bad})
+    for name in ("points", "boxes"):
+        with pytest.raises(PositionError, match=rf"{name} have shape \(\)"):
+            module(frame, **{"points": points, "labels": labels, name: torch.tensor(1.0)})

@@ -1,6 +1,7 @@
 """What everyday mistakes get instead of a bare error or a silent number: a PositionError that names them."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -326,3 +327,141 @@ def test_error_states_of_another_shape(name):
         or "need" in str(caught.value)
         or "must" in str(caught.value)
     )
+
+
+@pytest.mark.parametrize("name", test_biasing.SPECS)
+def test_error_kinds_of_numbers(name):
+    """Complex differences lost their imaginary part; a mask of tokens is no list of places."""
+    module, more = biasing(name), WHERE.get(name, {})
+    for dtype in (torch.complex64, torch.bool):
+        with pytest.raises(PositionError, match=rf"offsets are {dtype}; real numbers"):
+            module.values(torch.zeros(4, 2, dtype=dtype), **more)
+
+
+@pytest.mark.parametrize("name", test_biasing.SPECS)
+def test_error_prefixes_and_tables(name):
+    module = biasing(name)
+    grid = Grid(*test_biasing.WINDOW)
+    table = module.distinct(grid)
+    for bad in (1.0, "1", True, None):
+        with pytest.raises(PositionError, match=rf"prefix is {bad!r}; a token count"):
+            module.dense(table, grid, prefix=bad)
+    for bad in (table[:, 1:], table[0], table[..., None]):
+        with pytest.raises(PositionError, match=r"table has shape .*distinct\(grid\)"):
+            module.dense(bad, grid)
+    for call in (module.distinct, lambda what: module.dense(table, what)):
+        with pytest.raises(PositionError, match=r"grid is \(3, 5\); a Grid of tokens"):
+            call((3, 5))
+
+
+def test_error_an_extent_of_too_few_sides():
+    """One side for two axes measured against a shorter reach, without a word."""
+    fire = Fire(FireSpec(), DIMS)
+    with pytest.raises(PositionError, match=r"extent is \(7,\) for 2 axes; the sides"):
+        fire.values(torch.zeros(1, 2), extent=(7,))
+    assert fire.values(torch.zeros(1, 2), extent=(1, 3, 5)).shape == (3, 1)
+
+
+@pytest.mark.parametrize(
+    ("spec", "dims"),
+    [
+        (LogBiasSpec(form="cr", hidden=4), DIMS),
+        (LookHereSpec(), Dims(embed_dim=24, num_heads=12, depth=1)),
+        (SwinTableSpec(window_hw=(3, 5)), DIMS),
+    ],
+)
+def test_error_clips_name_the_grid(spec, dims):
+    with pytest.raises(
+        PositionError, match=r"grid \(2, 3, 5\) .*Call it with Grid\(height, width\)"
+    ):
+        build(spec, dims)(Grid(3, 5, frames=2))
+
+
+@pytest.mark.parametrize("channels", ["parabolas", "folded"])
+def test_error_sizes_of_q_k_and_tokens(channels):
+    """Another batch, fewer heads of keys or another width met a bare error inside."""
+    pape = build(PapeSpec(parabolas=2, channels=channels), DIMS)
+    q, tokens = torch.zeros(2, 3, 15, 4), torch.zeros(2, 15, 12)
+    bad = [
+        (q[:1], q, tokens),
+        (q, q[:1], tokens),
+        (q, q, tokens[:1]),
+        (q, q[:, :1], tokens),
+        (q[..., :2], q[..., :2], tokens),
+        (q, q, tokens[..., :6]),
+    ]
+    for case in bad:
+        with pytest.raises(PositionError, match=r"q, k and tokens have shapes .*required"):
+            pape(*case, Grid(3, 5))
+    with pytest.raises(PositionError, match=r"tokens have shape \(15, 12\); \[b, n, 12\]"):
+        pape.coefficients(tokens[0])
+    with pytest.raises(PositionError, match=r"offsets have shape \(3, 2\) for tokens"):
+        pape.values(tokens, torch.zeros(3, 2))
+    longer, key = pape(q.double(), q, tokens, Grid(3, 5))
+    assert (longer.dtype, key.dtype) == (torch.float64, torch.float32)
+
+
+@pytest.mark.parametrize("std", [0, 0.0])
+@pytest.mark.parametrize(
+    "spec",
+    [
+        LearnedSpec(grid_hw=(4, 9)),
+        AbsWinSpec(),
+        SpatioTemporalSpec(grid_thw=(2, 3, 5)),
+        SpatioTemporalSpec(grid_thw=(2, 3, 5), separable=False),
+        SwinTableSpec(window_hw=(3, 5)),
+        DecomposedBiasSpec(extent=(3, 5)),
+        T5BiasSpec(),
+        FACTORIZED,
+    ],
+    ids=lambda spec: spec.kind if hasattr(spec, "kind") else str(spec),
+)
+def test_invariant_tables_can_start_at_zero(spec, std):
+    """A std of 0 is allowed by every table, and was a division by zero in three of them."""
+    module = build(replace(spec, std=std), DIMS)
+    assert all(not weight.any() for weight in module.parameters())
+
+
+def test_invariant_whole_numbers_make_the_same_parameters():
+    """A threshold of 512 was a parameter of whole numbers, which torch refuses."""
+    one, other = FireSpec(threshold=512, warp=1), FireSpec(threshold=512.0, warp=1.0)
+    assert one == other
+    assert build(one, DIMS).threshold.dtype == build(other, DIMS).threshold.dtype == torch.float32
+    assert type(one.threshold) is float
+
+
+@pytest.mark.parametrize("bad", [None, 3, Grid(3, 5), [(3, 5)], [None]])
+def test_error_batches_of_grids(bad):
+    module = test_additive.built("detr")
+    with pytest.raises(PositionError, match=r"grids is .*required"):
+        module.batch(bad)
+    with pytest.raises(PositionError, match=r"length is 'a' for 1 grids"):
+        module.batch([Grid(3, 5)], length="a")
+
+
+def test_error_lone_points():
+    lone = torch.zeros(2)
+    for module, more in (
+        (test_additive.built("detr").at, []),
+        (build(FACTORIZED, DIMS).at, []),
+        (build(LearnedSpec(grid_hw=(4, 9)), DIMS).at, [(3, 5)]),
+        (build(AbsWinSpec(fit="crop"), DIMS).at, [(3, 5)]),
+        (build(vp.SinCosSpec(), DIMS).at, []),
+        (build(vp.LiereSpec(block=4), DIMS).turns, []),
+        (build(vp.ComropeSpec(block=4), Dims(embed_dim=16, num_heads=2, depth=1)).turns, []),
+    ):
+        with pytest.raises(PositionError, match=r"has shape \(2,\); .*unsqueeze\(0\)"):
+            module(lone, *more)
+    with pytest.raises(PositionError, match=r"extent_hw is None; two sides"):
+        build(AbsWinSpec(fit="crop"), DIMS).at(lone[None], None)
+
+
+def test_error_slots_and_masks():
+    peg = build(vp.PegSpec(), DIMS)
+    tokens = torch.zeros(1, 16, 12)
+    for bad in (0.0, "0", True, 1):
+        with pytest.raises(PositionError, match=rf"slot is {bad!r}; the encoding has 1"):
+            peg(tokens, Grid(3, 5), slot=bad)
+    for bad in (3, [[True]], torch.zeros(1, 15)):
+        with pytest.raises(PositionError, match=r"masked is .*; bool"):
+            peg(tokens, Grid(3, 5), masked=bad)

@@ -289,3 +289,26 @@ def test_device_fake_cuda():
         assert module.masked(valid=torch.ones(1, 3, 5, device=cuda)).device == cuda
         assert module.at(torch.empty(7, 2, device=cuda)).device == cuda
         assert doubled_sine(torch.empty(7, device=cuda), 8).device == cuda
+
+
+@pytest.mark.parametrize("name", ["valid", "padding"])
+def test_error_masks_that_are_added_to_logits(name):
+    """0 and -inf were read as padding and image: the other way round."""
+    module = Sine(SineSpec(), Dims(embed_dim=16, num_heads=1, depth=1))
+    added = torch.zeros(1, 3, 5)
+    added[..., 3:] = -math.inf
+    with pytest.raises(
+        PositionError, match=rf"{name} holds -inf; True and False, or 1 and 0.*mask == 0"
+    ):
+        module.masked(**{name: added})
+    with pytest.raises(PositionError, match=rf"{name} is .*; a tensor \[b, h, w\]"):
+        module.masked(**{name: [[[1]]]})
+    whole = module.masked(valid=torch.ones(1, 3, 5))
+    assert torch.equal(whole, module.masked(valid=torch.ones(1, 3, 5, dtype=torch.int64)))
+    assert torch.equal(whole, module.masked(padding=torch.zeros(1, 3, 5)))
+
+
+def test_error_a_lone_point():
+    module = Sine(SineSpec(), Dims(embed_dim=16, num_heads=1, depth=1))
+    with pytest.raises(PositionError, match=r"shares_yx has shape \(2,\); .*unsqueeze\(0\)"):
+        module.at(torch.tensor([0.5, 0.5]))

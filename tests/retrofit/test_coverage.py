@@ -5,8 +5,10 @@ import random
 
 import pytest
 import timm
+import torch
 
 from tests.retrofit import scan
+from visionpos import retrofit
 from visionpos.cli import main
 from visionpos.config import read_yaml
 from visionpos.retrofit.coverage import coverage, totals
@@ -45,6 +47,24 @@ def test_command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyP
     monkeypatch.setattr("sys.argv", ["visionpos", "retrofit", "--coverage"])
     main()
     assert "622 registered models with a position mechanism" in capsys.readouterr().out
+
+
+def test_command_of_one_model(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`visionpos retrofit MODEL --coverage` says what of a model every door serves, and why not all."""
+    monkeypatch.setattr("sys.argv", ["visionpos", "retrofit", "csatv2", "--coverage", "--json"])
+    main()
+    rows = {row["door"]: row for row in json.loads(capsys.readouterr().out)}
+    model = timm.create_model("csatv2")
+    found = retrofit.attachable(model)
+    assert {door: (row["places"], row["of"]) for door, row in rows.items()} == {
+        door: (places, of) for door, (places, of, _) in found.items()
+    }
+    places, of, why = found["rotate"]
+    assert 0 < places < of
+    assert "no separate q and k to rotate" in why
+    assert retrofit.attachable(torch.nn.Linear(2, 2))["add"] == (0, 1, "no row for Linear")
 
 
 @pytest.mark.slow

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+import visionpos as vp
 from tests.retrofit.families import FAMILIES, Family, features
 from tests.retrofit.zoo import apart, vit
 from visionpos import retrofit
@@ -82,6 +83,50 @@ def test_resize_after_make_dynamic() -> None:
     assert torch.equal(features(model, one.image()), features(fresh, one.image()))
 
 
+DOORS: dict[str, Any] = {
+    "rotate": vp.AxialRopeSpec(),
+    "bias": vp.AlibiSpec(),
+    "add": vp.SinCosSpec(),
+    "conditional": vp.PegSpec(before=None, after=(0,)),
+}
+
+
+def prepared(one: Family, door: str, *steps: str) -> Any:
+    """Return a model after steps in this order, what it is given with weights that matter."""
+    model: Any = one.build()
+    doing: dict[str, Any] = {
+        "free": lambda: retrofit.make_dynamic(model),
+        "resize": lambda: retrofit.resize(model, one.target),
+        "attach": lambda: retrofit.attach(model, DOORS[door], strength=0.6, partial=True),
+    }
+    for step in steps:
+        doing[step]()
+    generator = torch.Generator().manual_seed(3)
+    with torch.no_grad():
+        for weight in model.visionpos.parameters():
+            weight.copy_(0.3 * torch.randn(weight.shape, generator=generator))
+    return model
+
+
+@pytest.mark.parametrize("door", DOORS)
+@pytest.mark.parametrize("name", NAMES)
+def test_what_is_attached_follows(name: str, door: str) -> None:
+    """Attached before or after, at any size: as in a model that was moved there."""
+    one = family(name)
+    if retrofit.attachable(one.build())[door][0] == 0:  # type: ignore[index]
+        return
+    before = prepared(one, door, "attach", "free")
+    after = prepared(one, door, "free", "attach")
+    wanted = prepared(one, door, "resize", "attach")
+    for _ in range(2):
+        for model in (before, after):
+            assert apart(features(model, one.image()), features(wanted, one.image())) <= NAMES[name]
+        for model in (before, after, wanted):
+            if retrofit.attachments(model):
+                retrofit.detach(model)
+    assert [type(m) for m in before.modules()] == [type(m) for m in after.modules()]
+
+
 def test_two_threads_two_sizes() -> None:
     """The grid belongs to the call: threads do not read each other's."""
     one = family("vit_relpos_small_patch16_224")
@@ -106,6 +151,20 @@ def test_two_threads_two_sizes() -> None:
 def test_errors() -> None:
     with pytest.raises(PositionError, match=r"make_dynamic serves Beit, .*dynamic_img_size=True"):
         retrofit.make_dynamic(vit())
+    with pytest.raises(PositionError, match=r"lift_table lets the checkpoint's recipe do it"):
+        retrofit.make_dynamic(vit())
+    one = family("beit_base_patch16_224")
+    for option in ({"use_abs_pos_emb": True}, {"use_shared_rel_pos_bias": True}):
+        model = one.build(**option)
+        with pytest.raises(
+            PositionError, match=r"which make_dynamic cannot evaluate for another size"
+        ):
+            retrofit.make_dynamic(model)
+        assert features(model, one.image(one.start)) is not None
+    model = one.build()
+    model.blocks[1].attn.__class__ = type("MyAttention", (type(model.blocks[1].attn),), {})
+    with pytest.raises(PositionError, match=r"belongs to a MyAttention, which make_dynamic cannot"):
+        retrofit.make_dynamic(model)
     one = family("levit_128s")
     model = one.build()
     retrofit.make_dynamic(model)

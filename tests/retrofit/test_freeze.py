@@ -26,6 +26,9 @@ SPECS = {
     "sincos": vp.SinCosSpec(),
     "learned": vp.LearnedSpec(grid_hw=(3, 5), std=0.5),
     "alibi": vp.AlibiSpec(),
+    "liere": vp.LiereSpec(block=8),
+    "comrope": vp.ComropeSpec(),
+    "string": vp.StringRopeSpec(learn_frequencies=True),
 }
 # What forms positions: frequencies, lattices, exponents of a bias.
 FORMING = {"cos", "sin", "arange", "meshgrid", "linspace", "exp", "log", "matmul"}
@@ -59,6 +62,16 @@ def test_freeze_attachment_is_bit_identical(kind: str) -> None:
     part = retrofit.attachments(frozen)["mine"]
     assert type(part) is FrozenAttachment
     assert not any(weight.requires_grad for weight in frozen.parameters())
+
+
+def test_freeze_of_a_bias_that_differs_from_layer_to_layer() -> None:
+    """LookHere has another slope in every layer; the first layer's would do for none of the others."""
+    model, x = vit(num_heads=8), image(SIZE)
+    spec = vp.LookHereSpec(views=(("halves", 4), ("none", 4)))
+    retrofit.attach(model, spec, strength=0.7, name="mine")
+    frozen: Any = retrofit.freeze(model, SIZE)
+    assert len(retrofit.attachments(frozen)["mine"].layers) == len(model.blocks)  # type: ignore[arg-type]
+    assert torch.equal(features(frozen, x), features(model, x))
 
 
 @pytest.mark.parametrize("size", [SIZE, (32, 224), (80, 48)])
@@ -97,7 +110,7 @@ def test_freeze_of_padded_sizes() -> None:
 def test_freeze_of_several_and_learned_strengths() -> None:
     model, x = vit(), image(SIZE)
     for number, (kind, spec) in enumerate(SPECS.items()):
-        if kind != "half":
+        if kind not in ("half", "liere", "comrope", "string"):
             retrofit.attach(
                 model, spec, strength=0.2 * number, learn_strength=number % 2 == 0, name=kind
             )
@@ -154,7 +167,7 @@ def test_freeze_rotations_keep_their_precision_when_cast() -> None:
     model = attached("half")
     early = retrofit.freeze(copy.deepcopy(model).bfloat16(), SIZE)
     late = retrofit.freeze(model, SIZE).bfloat16()
-    turns: Any = retrofit.attachments(late)["mine"].turns
+    turns: Any = retrofit.attachments(late)["mine"].layers[0]
     assert turns.cos.dtype == torch.float32
     x = image(SIZE).bfloat16()
     assert torch.equal(features(late, x), features(early, x))

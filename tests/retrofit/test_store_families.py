@@ -7,6 +7,7 @@ import pytest
 import timm
 import torch
 
+import visionpos as vp
 from tests.retrofit.families import FAMILIES, Family, features
 from tests.retrofit.zoo import opened
 from visionpos import retrofit
@@ -84,6 +85,54 @@ def test_restore_with_other_channels(tmp_path: Path) -> None:
     x = torch.randn(1, 1, 128, 512)
     with torch.no_grad():
         assert torch.equal(again(x), model(x))
+
+
+PARTIAL = ("csatv2", "volo_d1_224", "davit_tiny", "hiera_tiny_224", "sam2_hiera_tiny")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [name if name == "csatv2" else pytest.param(name, marks=pytest.mark.slow) for name in PARTIAL],
+)
+def test_restore_of_what_is_rotated_in_part(tmp_path: Path, name: str) -> None:
+    """That attentions were left out is written down, and the file alone is enough."""
+    torch.manual_seed(0)
+    model = opened(timm.create_model(name, num_classes=0)).eval()
+    with pytest.raises(PositionError, match=r"would be skipped\. Pass partial=True"):
+        retrofit.attach(model, vp.MixedRopeSpec())
+    retrofit.attach(model, vp.MixedRopeSpec(), strength=0.7, partial=True)
+    retrofit.attach(model, vp.SinCosSpec(), strength=0.2)
+    retrofit.resize(model, (128, 192))
+    retrofit.save(model, tmp_path / "a.safetensors")
+    again = retrofit.restore(tmp_path / "a.safetensors")
+    x = torch.randn(1, 3, 128, 192)
+    with torch.no_grad():
+        assert torch.equal(again(x), model(x))
+    entries = retrofit.lineage(again).encodings
+    assert {name: entry.get("partial") for name, entry in entries.items()} == {
+        "mixed_rope": True,
+        "sincos": None,
+    }
+    assert entries == retrofit.lineage(model).encodings
+
+
+@pytest.mark.parametrize("name", ["levit_128s", "vit_relpos_small_patch16_224"])
+def test_restore_of_dynamic_sizes(tmp_path: Path, name: str) -> None:
+    model = opened(timm.create_model(name, num_classes=0)).eval()
+    retrofit.make_dynamic(model)
+    retrofit.attach(model, vp.AlibiSpec(), strength=0.5)
+    retrofit.save(model, tmp_path / "a.safetensors")
+    again = retrofit.restore(tmp_path / "a.safetensors")
+    for size in ((96, 160), (128, 64)):
+        x = torch.randn(1, 3, *size)
+        with torch.no_grad():
+            assert torch.equal(again(x), model(x))
+    still = opened(timm.create_model(name, num_classes=0)).eval()
+    retrofit.attach(still, vp.AlibiSpec(), strength=0.5)
+    with pytest.raises(
+        PositionError, match=r"build\.made_dynamic: True in the file, None expected"
+    ):
+        retrofit.load(still, tmp_path / "a.safetensors")
 
 
 def test_error_windows_of_another_model(tmp_path: Path) -> None:

@@ -40,17 +40,21 @@ def draw(
     per_frame: bool = False,
     glued: bool = False,
     rows: tuple[int, int] = (1, 4),
+    column: int = 0,
+    edges: int = 0,
+    temporal: int = 1,
+    kinds: tuple[int, ...] = (0, 1, 2),
 ) -> Batch:
     """Draw a batch of unequal rows, padded on one side.
 
     per_frame: text stands between the frames of a clip. glued: media of one kind may touch, which transformers refuses.
+    column: more placeholders than cells in a row; edges: in an image at either end. temporal: grid frames of a clip
+    that are one step. kinds: of segments, 0 text, 1 image, 2 clip.
     """
+    shape = Shape(merge, per_frame, glued, column, edges, temporal, kinds)
     rng = random.Random(seed)
     batch = Batch(torch.empty(0), torch.empty(0), [], [], [])
-    prompts = [
-        _row(rng, batch, merge=merge, per_frame=per_frame, glued=glued)
-        for _ in range(rng.randint(*rows))
-    ]
+    prompts = [_row(rng, batch, shape) for _ in range(rng.randint(*rows))]
     longest = max(map(len, prompts)) + rng.choice((0, 0, 3))
     left = rng.random() < 0.5
     types, mask = [], []
@@ -62,25 +66,41 @@ def draw(
     return batch
 
 
-def _row(
-    rng: random.Random, batch: Batch, *, merge: int, per_frame: bool, glued: bool
-) -> list[int]:
+@dataclass
+class Shape:
+    """How prompts of a family look; see `draw`."""
+
+    merge: int
+    per_frame: bool
+    glued: bool
+    column: int
+    edges: int
+    temporal: int
+    kinds: tuple[int, ...]
+
+
+def _row(rng: random.Random, batch: Batch, shape: Shape) -> list[int]:
     """Draw the types of one row, and append its grids to the batch."""
     row: list[int] = []
-    for kind in rng.choices((0, 1, 2), k=rng.randint(0, 4)):
-        if kind == 0 or (row and row[-1] == kind and not glued):
+    for kind in rng.choices(shape.kinds, k=rng.randint(0, 4)):
+        if kind == 0 or (row and row[-1] == kind and not shape.glued):
             row += [0] * rng.randint(1, 9)
         if kind == 0:
             continue
         height, width = rng.randint(1, 6), rng.randint(1, 6)
         frames = 1 if kind == 1 else rng.choice((1, 2, 3, 4, rng.randint(1, 30)))
         (batch.images if kind == 1 else batch.videos).append(
-            (frames, height * merge, width * merge)
+            (
+                frames * (shape.temporal if kind == 2 else 1),
+                height * shape.merge,
+                width * shape.merge,
+            )
         )
         if kind == 2:
             batch.seconds.append(2 / rng.choice(SAMPLED_FPS))
         for frame in range(frames):
-            touching = glued and rng.random() < 0.3
-            row += [0] * (rng.randint(1, 8) if per_frame and frame and not touching else 0)
-            row += [kind] * (height * width)
+            touching = shape.glued and rng.random() < 0.3
+            row += [0] * (rng.randint(1, 8) if shape.per_frame and frame and not touching else 0)
+            edges = 2 * shape.edges if kind == 1 else 0
+            row += [kind] * (height * (width + shape.column) + edges)
     return row or [0]

@@ -174,9 +174,18 @@ def test_golden_how_often_float32_is_wrong() -> None:
      r"arithmetic is 'float32_step' with rounding 'none'"),
     ({"axes": ["time"], "frame_step": -1}, r"frame_step is -1.*never fall"),
     ({"axes": ["time"], "frame_stp": 2}, r"unknown key frame_stp"),
-    # Rules of later families are refused, not half obeyed.
-    ({"axes": ["time"], "place": "canvas"}, r"unknown key place"),
-    ({"axes": ["time"], "audio_in_video": {"interleave": "time"}}, r"unknown key audio_in_video"),
+    ({"axes": ["time"], "place": "canvas"}, r"place 'canvas'.*need axes \[time, row, col\]"),
+    ({"axes": ["time", "row"], "circle": {}}, r"circle Circle.*need axes \[time, row, col\]"),
+    ({"axes": ["time", "row"], "place": "aligned"}, r"place 'aligned'; \[index\] in whole steps"),
+    ({"axes": ["time"], "audio_in_video": {"interleave": "time"}}, r"axes \('time',\); a block with axes"),
+    ({"axes": ["time", "row", "col"], "video": "frames", "audio_in_video": {"interleave": "time"}},
+     r"'frames'.*a block"),
+    ({"axes": ["time"], "audio_in_video": {"interleave": "chunks"}}, r"chunk_seconds is None.*chunks need it"),
+    ({"axes": ["time"], "audio_in_video": {"interleave": "chunks", "chunk_seconds": -2}},
+     r"chunk_seconds is -2.*above 0"),
+    ({"axes": ["time"], "temporal_merge": 0}, r"temporal_merge is 0 and edge_cells 0; at least 1 and 0"),
+    ({"axes": ["row"], "row_step": "-1/2"}, r"row_step is -1/2.*above 0"),
+    ({"axes": ["index"], "cell_step": [1, 0]}, r"cell_step is .*above 0"),
 ])  # fmt: skip
 def test_error_names_key_and_value(data: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):

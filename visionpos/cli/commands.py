@@ -154,9 +154,16 @@ def retrofit_command(
     ] = False,
     size: Size = None,
     overrides: Set = None,
+    partial: Annotated[
+        bool,
+        typer.Option("--partial", help="Accept that attentions without a port are left out."),
+    ] = False,
     coverage: Annotated[
         bool,
-        typer.Option("--coverage", help="Print what can be done for every model class, and stop."),
+        typer.Option(
+            "--coverage",
+            help="Print what can be attached to MODEL, or what can be done for every model class; and stop.",
+        ),
     ] = False,
     as_json: Json = False,
 ) -> None:
@@ -164,7 +171,7 @@ def retrofit_command(
     from visionpos import retrofit
 
     if coverage:
-        show_coverage(as_json=as_json)
+        show_coverage(model, as_json=as_json)
         return
     if model is None or output is None:
         raise PositionError(f"Missing {'argument MODEL' if model is None else 'option --output'}.")
@@ -173,7 +180,9 @@ def retrofit_command(
         step(f"building {model}")
         found = model_of(model, None, weights)
         step(f"attaching {spec.kind}")
-        retrofit.attach(found, spec, strength=strength, learn_strength=learn_strength)
+        retrofit.attach(
+            found, spec, strength=strength, learn_strength=learn_strength, partial=partial
+        )
         if size is not None:
             step(f"resizing to {size}")
             retrofit.resize(found, size_hw_of(size))

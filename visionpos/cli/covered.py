@@ -5,11 +5,15 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
+from visionpos.cli.inputs import model_of
 from visionpos.cli.show import show, write_json, write_line
 
 
-def show_coverage(*, as_json: bool) -> None:
-    """Print one row a model class, and the sums."""
+def show_coverage(model: str | None, *, as_json: bool) -> None:
+    """Print what each door can serve of one model; without one a row a model class, and the sums."""
+    if model is not None:
+        show(_doors_of(model), as_json=as_json, title=model)
+        return
     from visionpos.retrofit.coverage import counted_with, coverage, totals
 
     rows, sums = coverage(), totals()
@@ -23,6 +27,17 @@ def show_coverage(*, as_json: bool) -> None:
         f"rectangles; attach: add {sums['add']}, rotate {sums['rotate']} ({sums['skipped']} of them in part), bias "
         f"{sums['bias']}, conditional {sums['conditional']}"
     )
+
+
+def _doors_of(model: str) -> list[dict[str, Any]]:
+    """Return one row a door: how many places of a model it serves, and why not all."""
+    from visionpos.retrofit import attachable
+
+    found = attachable(model_of(model, None))
+    return [
+        {"door": door, "places": places, "of": of, "why_not_all": why}
+        for door, (places, of, why) in found.items()
+    ]
 
 
 def _line(row: Any) -> dict[str, Any]:

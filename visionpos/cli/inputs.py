@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from visionpos import Grid
 from visionpos.errors import PositionError
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def segment(path: Path, fam: Any, fps: float | None) -> Any:
@@ -38,7 +36,12 @@ def model_of(name: str, size: str | None, weights: Path | None = None) -> Any:
     """Return a timm model with the given or random weights, or the one that a file holds."""
     from visionpos import retrofit
 
-    if name.endswith(".safetensors"):
+    if _is_file(name):
+        if weights is not None:
+            raise PositionError(
+                f"weights {weights} are given beside the file {name}, which has its own. Leave --weights out, or give "
+                "the name of a model."
+            )
         model = retrofit.restore(name)
         if size is not None:
             retrofit.resize(model, size_hw_of(size))
@@ -48,9 +51,14 @@ def model_of(name: str, size: str | None, weights: Path | None = None) -> Any:
     )
 
 
+def _is_file(name: str) -> bool:
+    """Return whether what is given for a model is a file, not a name of timm's."""
+    return name.endswith(".safetensors") or Path(name).is_file()
+
+
 def origin(model: str, weights: Path | None) -> str:
     """Return where the weights came from, for the title: random ones must not look like a checkpoint."""
-    if model.endswith(".safetensors"):
+    if _is_file(model):
         return "weights of the file"
     return "random weights, seed 0" if weights is None else f"weights of {weights.name}"
 

@@ -204,7 +204,13 @@ def build(spec: EncodingSpec, dims: Dims) -> Encoding:
     kind = str(getattr(spec, "kind", ""))
     if kind not in _SCHEMES or type(spec) is not spec_type(kind):
         known = ", ".join(sorted(name for _, name, _ in _SCHEMES.values()))
-        raise PositionError(f"spec is {spec!r}; one of {known} is required.")
+        raise PositionError(
+            f"spec is {spec!r}; one of {known} is required. A shipped one comes from config.load_encoding(name)."
+        )
+    if not isinstance(dims, import_module(f"{__name__}.doors").Dims):
+        raise PositionError(
+            f"dims is {dims!r}; a Dims is required. Write Dims(embed_dim=384, num_heads=6, depth=12)."
+        )
     file, _, name = _SCHEMES[kind]
     module: Encoding = getattr(import_module(f"{__name__}.{file}"), name)(spec, dims)
     return module

@@ -13,7 +13,7 @@ from visionpos.encodings.sources import filled, required_entry, sides, start
 from visionpos.errors import PositionError
 from visionpos.geometry.fields import check_fields
 from visionpos.geometry.grid import Grid
-from visionpos.geometry.places import check_whole
+from visionpos.geometry.places import check_extent, check_whole
 from visionpos.geometry.points import readable
 from visionpos.geometry.recipes import recipe_of
 from visionpos.geometry.resample import resample, sample_table
@@ -127,7 +127,8 @@ class AbsWin(Additive):
                 when fit is "exact", or (on the CPU) a cell is not finite, not whole or outside the grid.
         """
         points = coords_yx if valid is None else blanked(coords_yx, valid)
-        check_points(points, 2, "coords_yx", extent=extent_hw)
+        check_points(points, 2, "coords_yx", extent=extent_hw, rank=2)
+        check_extent(extent_hw, points)
         check_whole(points, "coords_yx")
         self._check_windows(extent_hw)
         whole = sample_table(

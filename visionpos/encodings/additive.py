@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.nn.functional as F
 
-from visionpos.encodings.guard import Guarded, check_floats, named_device
+from visionpos.encodings.guard import Guarded, check_home
 from visionpos.errors import PositionError
 from visionpos.geometry.grid import check_grid
 from visionpos.geometry.places import check_points
-from visionpos.geometry.ranges import check_exempt, is_integer
+from visionpos.geometry.points import check_floats
+from visionpos.geometry.ranges import is_integer
 
 __all__ = ["Additive", "blanked", "check_device", "check_points"]
 
@@ -83,12 +84,11 @@ class Additive(Guarded, ABC):
         """
         check_floats(tokens, "tokens")
         check_floats(code, "code")
-        check_exempt(prefix)
-        fits = tokens.ndim == 3 and code.ndim in (2, 3)
+        fits = tokens.ndim == 3 and code.ndim in (2, 3) and is_integer(prefix) and prefix >= 0
         fits = fits and (code.ndim == 2 or code.shape[0] in (1, tokens.shape[0]))
         if not fits or tuple(code.shape[-2:]) != (tokens.shape[1] - prefix, tokens.shape[2]):
             raise PositionError(
-                f"code has shape {tuple(code.shape)} for tokens {tuple(tokens.shape)} with prefix {prefix}; "
+                f"code has shape {tuple(code.shape)} for tokens {tuple(tokens.shape)} with prefix {prefix!r}; "
                 "[n, embed_dim] for tokens [b, prefix + n, embed_dim] is required. Build it for the grid of "
                 "these tokens."
             )
@@ -110,14 +110,7 @@ def check_device(weight: Tensor, device: torch.device | None) -> None:
     Raises:
         PositionError: naming both; "cuda" without an index is any CUDA device.
     """
-    if device is None:
-        return
-    here, device = weight.device, named_device(device)
-    if device.type == here.type and device.index in (None, here.index):
-        return
-    raise PositionError(
-        f"device is {device} and the table is on {here}; move the module with .to({device})."
-    )
+    check_home(weight, device, "the table is")
 
 
 def blanked(values: Tensor, valid: Any) -> Tensor:

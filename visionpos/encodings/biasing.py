@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from visionpos.encodings.guard import Guarded, check_floats, named_device
+from visionpos.encodings.guard import Guarded, check_home
 from visionpos.errors import PositionError
 from visionpos.geometry.grid import check_grid
 from visionpos.geometry.places import check_points
+from visionpos.geometry.points import check_floats, known
 from visionpos.geometry.precision import full_precision
 from visionpos.geometry.ranges import is_integer
 from visionpos.geometry.relative import distinct_offsets, relative_index
@@ -108,14 +109,9 @@ class Biasing(Guarded, ABC):
             PositionError: if a device other than the parameters' is asked for.
         """
         weight = next(self.parameters(), None)
-        if weight is None or device is None:
-            return device if weight is None else weight.device
-        device = named_device(device)
-        # "cuda" and "cuda:0" are one device.
-        if device.type != weight.device.type or device.index not in (None, weight.device.index):
-            raise PositionError(
-                f"device is {device} and the parameters are on {weight.device}; move the module with .to({device})."
-            )
+        if weight is None:
+            return device
+        check_home(weight, device, "the parameters are")
         return weight.device
 
 
@@ -182,7 +178,7 @@ def powered(far: Tensor, exponent: float | Tensor) -> Tensor:
 
 
 def check_offsets(offsets: Tensor, window: Grid) -> None:
-    """Refuse differences that a table of a window has no row for; their values are not checked while compiling.
+    """Refuse differences that a table of a window has no row for; values are not checked while compiling or in vmap.
 
     Raises:
         PositionError: if offsets have not two axes, or one is not whole or reaches a side of the window.
@@ -192,7 +188,7 @@ def check_offsets(offsets: Tensor, window: Grid) -> None:
         raise PositionError(
             f"offsets have {offsets.shape[-1]} axes; a table of differences needs 2: y, x."
         )
-    if torch.compiler.is_compiling() or offsets.is_meta or not offsets.numel():
+    if not known(offsets) or not offsets.numel():
         return
     reach = offsets.new_tensor([window.height, window.width])
     if bool(((offsets.abs() >= reach) | (offsets != offsets.round())).any()):
@@ -204,6 +200,8 @@ def check_offsets(offsets: Tensor, window: Grid) -> None:
 
 def _check_table(table: Tensor, grid: Grid) -> None:
     """Refuse a table that has not one column a difference of the grid."""
+    if torch.compiler.is_compiling():
+        return  # sizes may be symbols there, and a table inside a graph is made by our own code
     check_floats(table, "table")
     sides = grid.shape if grid.frames > 1 else grid.shape[1:]
     columns = math.prod(2 * side - 1 for side in sides)
@@ -233,6 +231,8 @@ def blank_linear(inputs: int, outputs: int, *, bias: bool = True) -> nn.Linear:
 
 def through(x: Tensor, layer: nn.Linear) -> Tensor:
     """Return a layer's output in the dtype of x, under autocast too: biases are formed in float32 or better."""
-    bias = None if layer.bias is None else layer.bias.to(x.dtype)
+    bias: Tensor | None = layer.bias
     with full_precision(x.device):
-        return nn.functional.linear(x, layer.weight.to(x.dtype), bias)
+        return nn.functional.linear(
+            x, layer.weight.to(x.dtype), None if bias is None else bias.to(x.dtype)
+        )

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from visionpos.encodings.doors import Dims
-from visionpos.encodings.guard import Guarded
+from visionpos.encodings.guard import Guarded, check_dtype
 from visionpos.encodings.sources import checked_state, filled
 from visionpos.errors import PositionError
 from visionpos.geometry.fields import check_fields
@@ -114,6 +114,7 @@ class ConvRelative(Guarded):
                 f"q has shape {tuple(q.shape)} and v {tuple(v.shape)}; both must be [b, {heads}, {exempt} + "
                 f"{grid.size}, {width}] for grid {grid.shape}. Pass the grid of these tokens."
             )
+        check_dtype(v, self.convs, "v")
         b, cells = v.shape[0], slice(dims.prefix, dims.prefix + grid.size)
         maps = v[:, :, cells].transpose(2, 3).unflatten(3, grid.shape)  # [b, heads, c, t, h, w]
         maps = (

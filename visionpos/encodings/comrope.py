@@ -111,7 +111,7 @@ class Comrope(Turning):
     def turns(self, coords: Tensor, layer: int = 0) -> BlockTurn:
         """Return the turn of a layer, matrices `[..., heads, n, blocks, block, block]`."""
         check_layer(layer, self.dims.depth)
-        check_points(coords, self.spec.coords.axes, "coords")
+        check_points(coords, self.spec.coords.axes, "coords", rank=2)
         bases = skew(self.generators[layer], self.spec.block).unsqueeze(1)
         # How far along its generator every block is: [..., n, blocks].
         reach = (wide(coords).unsqueeze(-1) * self._shares(layer, coords)).sum(-2)

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from visionpos.encodings.doors import Conditional, Dims
+from visionpos.encodings.guard import check_dtype
 from visionpos.encodings.sources import checked_state, filled
 from visionpos.errors import PositionError
 from visionpos.geometry.fields import check_fields
@@ -180,6 +181,7 @@ class Peg(Conditional):
                 f"tokens have shape {tuple(tokens.shape)}; [b, {exempt} + {grid.size}, {dims.embed_dim}] is required "
                 f"for grid {grid.shape}. Pass the grid of these tokens."
             )
+        check_dtype(tokens, self.convs, "tokens")
         if not is_integer(slot) or not 0 <= slot < len(self.convs):
             raise PositionError(
                 f"slot is {slot!r}; the encoding has {len(self.convs)}, counted from 0."

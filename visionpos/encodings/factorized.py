@@ -173,7 +173,7 @@ class Factorized(Additive):
                 device assert.
         """
         points = coords_yx if valid is None else blanked(coords_yx, valid)
-        check_points(points, 2, "coords_yx", extent=extent_hw)
+        check_points(points, 2, "coords_yx", extent=extent_hw, rank=2)
         if self.spec.coords == "absolute":
             check_whole(points, "coords_yx")
             y, x = (self._looked_up(points[..., axis], axis) for axis in (0, 1))

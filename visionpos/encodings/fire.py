@@ -129,7 +129,7 @@ class Fire(Biasing):
                     "extent is None; reach 'extent' measures distance against the grid. Pass extent=, its sides, to "
                     "values() or between(), or use reach 'threshold'."
                 )
-            _check_extent(extent)
+            _check_extent(extent, offsets.shape[-1])
             reach = _longest(extent, self.spec.metric)
         wide = offsets.to(torch.promote_types(torch.float32, self.warp.dtype))
         inputs = self.inputs(distances(wide, self.spec.metric), reach=reach).unsqueeze(-1)
@@ -160,12 +160,13 @@ class Fire(Biasing):
         return filled(cls(spec, dims), found, source="FIRE")
 
 
-def _check_extent(extent: Any) -> None:
+def _check_extent(extent: Any, axes: int) -> None:
     """Refuse what is not the sides of a grid."""
-    listed = isinstance(extent, (tuple, list)) and 1 <= len(extent) <= 3
+    listed = isinstance(extent, (tuple, list)) and axes <= len(extent) <= 3
     if not listed or not all(map(is_whole, extent)):
         raise PositionError(
-            f"extent is {extent!r}; the sides of the grid, whole numbers of at least 1 ordered (t,) y, x, are required."
+            f"extent is {extent!r} for {axes} axes; the sides of the grid, whole numbers of at least 1 ordered (t,) y, "
+            "x, are required."
         )
 
 

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from visionpos.errors import PositionError
 from visionpos.geometry.grid import check_grid
+from visionpos.geometry.points import check_floats
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -83,18 +84,25 @@ spec and the Dims of the model that wrote the state dict, or resize the weights 
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
 
 
-def check_floats(values: object, name: str) -> None:
-    """Refuse what is no tensor of floats: whole numbers would be cut to by a cast back.
+def check_dtype(values: Tensor, layer: nn.Module, name: str) -> None:
+    """Refuse values that a layer cannot take as they are; under autocast it takes any float.
 
     Raises:
-        PositionError: naming the argument and what it is.
+        PositionError: naming both dtypes.
     """
-    if isinstance(values, Tensor) and values.dtype.is_floating_point:
-        return
-    what = values.dtype if isinstance(values, Tensor) else type(values).__name__
-    raise PositionError(
-        f"{name} is {what}; a tensor of floats is required. Make it with torch.as_tensor, or cast it."
-    )
+    weight = next(layer.parameters())
+    if values.dtype != weight.dtype and not torch.is_autocast_enabled(values.device.type):
+        raise PositionError(
+            f"{name} is {values.dtype} and the weights are {weight.dtype}; one dtype is required. Cast one of the two, "
+            "or run under autocast."
+        )
+
+
+def _check_tensor(values: object, name: str) -> None:
+    if not isinstance(values, Tensor) or values.is_complex():
+        raise PositionError(
+            f"{name} is {values!r}; a tensor of numbers is required. Make it with torch.tensor."
+        )
 
 
 def named_device(device: Any, name: str = "device") -> torch.device:
@@ -111,6 +119,26 @@ def named_device(device: Any, name: str = "device") -> torch.device:
         raise PositionError(
             f"{name} is {device!r}; a device as torch knows it is required, 'cpu' or 'cuda:0'."
         ) from None
+
+
+def check_home(weight: Tensor, device: torch.device | None, what: str) -> None:
+    """Refuse a device other than that of a learned part: nothing is moved behind the caller's back.
+
+    Args:
+        weight: the learned part.
+        device: where to build; None is where the weight is, and "cuda" without an index any CUDA device.
+        what: the learned part in words, with its verb.
+
+    Raises:
+        PositionError: naming both devices.
+    """
+    if device is None:
+        return
+    here, device = weight.device, named_device(device)
+    if device.type != here.type or device.index not in (None, here.index):
+        raise PositionError(
+            f"device is {device} and {what} on {here}; move the module with .to({device})."
+        )
 
 
 def _check_device(device: Any, name: str) -> None:
@@ -130,5 +158,6 @@ _CHECKS: dict[str, Check] = {
     "keys": check_grid,
     "device": _check_device,
     "generator": _check_generator,
+    **dict.fromkeys(("points", "labels", "boxes", "masks"), _check_tensor),
     **dict.fromkeys(("q", "k", "v", "tokens", "attention"), check_floats),
 }

@@ -168,7 +168,7 @@ class LearnedTable(Additive):
                 costs no wait) a point is not finite or outside the lattice.
         """
         points = coords_yx if valid is None else blanked(coords_yx, valid)
-        check_points(points, 2, "coords_yx", extent=extent_hw)
+        check_points(points, 2, "coords_yx", extent=extent_hw, rank=2)
         if self.spec.aspect == "square":
             extent_hw = _squared(extent_hw, self.spec.grid_hw)
         rows = sample_table(

@@ -116,7 +116,7 @@ class Liere(Turning):
     def turns(self, coords: Tensor, layer: int = 0) -> BlockTurn:
         """Return the turn of a layer, matrices `[..., heads or 1, n, blocks, block, block]`."""
         check_layer(layer, self.dims.depth)
-        check_points(coords, self.spec.coords.axes, "coords")
+        check_points(coords, self.spec.coords.axes, "coords", rank=2)
         bases = skew(self.generators[layer if self.layerwise else 0], self.block)
         weights = wide(coords).unsqueeze(-3)[..., None, None, None]  # [..., 1, n, axes, 1, 1, 1]
         return BlockTurn(exponential((weights * bases.unsqueeze(1)).sum(-4)))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal, Self
 import torch
 from torch import nn
 
-from visionpos.encodings.biasing import blank_linear, check_flat, through
+from visionpos.encodings.biasing import blank_linear, check_flat
 from visionpos.encodings.doors import Biasing, Dims
 from visionpos.encodings.sources import check_index, required_entry, sides, source_entry, start
 from visionpos.errors import PositionError
@@ -128,7 +128,7 @@ class LogBias(Biasing):
             raise PositionError(f"offsets have {offsets.shape[-1]} axes; a log bias needs (y, x).")
         wide = offsets.to(torch.promote_types(torch.float32, offsets.dtype))
         parts = zip(wide.unbind(-1), self._units(window_hw), strict=True)
-        return torch.stack([_logged(steps, unit) for steps, unit in parts], dim=-1)
+        return self._logged(torch.stack([_scaled(steps, unit) for steps, unit in parts], dim=-1))
 
     def _units(self, window_hw: tuple[int, int] | None) -> tuple[int, int] | tuple[None, None]:
         """Return the sides of the window in whose units differences are read; None for plain cells."""
@@ -148,8 +148,9 @@ class LogBias(Biasing):
         """Return `[num_heads, ...]`, the bias at differences `[..., 2]` (y, x), query minus key, in cells."""
         check_points(offsets, None, "offsets")
         dtype = torch.promote_types(torch.float32, self.hidden.weight.dtype)
-        inputs = self.coords(offsets.to(dtype), window_hw=window_hw)
-        return self._read(through(through(inputs, self.hidden).relu(), self.out).movedim(-1, 0))
+        y, x = self.coords(offsets.to(dtype), window_hw=window_hw).unbind(-1)
+        bias = self._network(*self._shares(y.reshape(-1), x.reshape(-1)))
+        return bias.unflatten(-1, offsets.shape[:-1]) if offsets.ndim > 1 else bias[:, 0]
 
     def distinct(self, grid: Grid, *, device: torch.device | None = None) -> Tensor:
         """Return `[num_heads, (2h - 1)(2w - 1)]` on the window that the grid is.
@@ -158,25 +159,41 @@ class LogBias(Biasing):
             PositionError: if the grid has frames.
         """
         check_flat(grid)
-        home, weight = self.home(device), self.hidden.weight
-        dtype = torch.promote_types(torch.float32, weight.dtype)
+        home = self.home(device)
+        dtype = torch.promote_types(torch.float32, self.hidden.weight.dtype)
         window = (grid.height, grid.width)
         # The first layer is linear, so a row and a column of the window each give their share of it once.
-        y, x = (
-            _logged(torch.arange(1 - side, side, device=home, dtype=dtype), unit).unsqueeze(-1)
+        ticks = [
+            _scaled(torch.arange(1 - side, side, device=home, dtype=dtype), unit)
             for side, unit in zip(window, self._units(window), strict=True)
-        )
-        down, right = weight.to(dtype).unbind(-1)
-        rows = torch.addcmul(self.hidden.bias.to(dtype), y, down)  # [2h - 1, hidden]
-        reached = (rows.unsqueeze(1) + x * right).flatten(0, 1).relu()
-        with full_precision(weight.device):
-            raw = self.out.weight.to(dtype) @ reached.mT
-        return self._read(raw if self.out.bias is None else raw + self.out.bias.to(dtype)[:, None])
+        ]
+        y, x = self._logged(torch.cat(ticks)).split([2 * side - 1 for side in window])
+        rows, columns = self._shares(y, x)
+        return self._network(rows.unsqueeze(1), columns)
 
-    def _read(self, raw: Tensor) -> Tensor:
-        """Return the bias that the network's output stands for, in the dtype of the weights."""
+    def _shares(self, y: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Return what inputs `[n]` and `[m]` of the axes give to the hidden layer, `[n, hidden]` and `[m, hidden]`."""
+        down, right = self.hidden.weight.to(y.dtype).unbind(-1)
+        rows = torch.addcmul(self.hidden.bias.to(y.dtype), y.unsqueeze(-1), down)
+        return rows, x.unsqueeze(-1) * right
+
+    def _network(self, rows: Tensor, columns: Tensor) -> Tensor:
+        """Return `[num_heads, n]` from the two shares of the hidden layer, which broadcast to n differences."""
+        reached = (rows + columns).relu_().flatten(0, -2)
+        with full_precision(reached.device):
+            raw = self.out.weight.to(reached.dtype) @ reached.mT
+        shift: Tensor | None = self.out.bias
+        if shift is not None:
+            raw = raw + shift.to(raw.dtype).unsqueeze(-1)
         bias = raw if self.spec.form == "cr" else 16 * raw.sigmoid()
         return bias.to(self.hidden.weight.dtype)
+
+    def _logged(self, scaled: Tensor) -> Tensor:
+        """Return the signed logarithm of scaled differences."""
+        # 0 counts as positive: by this factor, and not by abs(), the slope there is that of the logarithm.
+        sign = 1.0 - 2.0 * (scaled < 0).to(scaled.dtype)
+        grown = 1.0 + sign * scaled
+        return sign * grown.log() if self.spec.form == "cr" else sign * grown.log2() / math.log2(8)
 
     def prefix_values(self) -> Tensor | None:
         """Return `[num_heads, 3]` where prefix tokens learn their own; None for zeros."""
@@ -228,11 +245,7 @@ class LogBias(Biasing):
         return module
 
 
-def _logged(steps: Tensor, unit: int | None) -> Tensor:
-    """Return the signed logarithm of differences along one axis: of cells, or in units of a window's side."""
+def _scaled(steps: Tensor, unit: int | None) -> Tensor:
+    """Return differences along one axis in units of a window's side, from -8 to 8 over it; in cells without one."""
     # A side of 1 holds the difference 0 alone: any divisor will do.
-    scaled = steps if unit is None else steps / max(unit - 1, 1) * 8
-    # 0 counts as positive: by this factor, and not by abs(), the slope there is that of the logarithm.
-    sign = 1.0 - 2.0 * (scaled < 0).to(scaled.dtype)
-    grown = 1.0 + sign * scaled
-    return sign * grown.log() if unit is None else sign * grown.log2() / math.log2(8)
+    return steps if unit is None else steps / max(unit - 1, 1) * 8

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple
 
 import torch
 
-from visionpos.encodings.biasing import powered
+from visionpos.encodings.biasing import check_flat, powered
 from visionpos.encodings.doors import Biasing, Dims
 from visionpos.errors import PositionError
 from visionpos.geometry.fields import check_choice, check_fields
@@ -163,6 +163,7 @@ class LookHere(Biasing):
         self, grid: Grid, *, prefix: int = 0, layer: int = 0, device: torch.device | None = None
     ) -> Tensor:
         """Return the bias of a layer, `[num_heads, prefix + n, prefix + n]`: it grows as n x n."""
+        check_flat(grid)
         table = self.values(distinct_offsets(grid, device=device), layer=layer)
         return self.dense(table, grid, prefix=prefix)
 

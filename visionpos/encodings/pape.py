@@ -15,6 +15,7 @@ from visionpos.errors import PositionError
 from visionpos.geometry.coords import CoordSpec, coordinates
 from visionpos.geometry.fields import check_choice, check_fields
 from visionpos.geometry.places import check_points
+from visionpos.geometry.points import check_floats
 from visionpos.geometry.precision import full_precision
 
 if TYPE_CHECKING:
@@ -65,9 +66,9 @@ class Pape(Extending):
     source; between patches only differences count (shift-relative). Memory grows as n, not n x n; the head is padded to
     a multiple of 8.
 
-    Coordinates are multiplied in float32, but the channels get q's dtype. In bfloat16 the squares of far cells drown
-    near differences: at random weights on a 64 x 64 grid the logits of neighbours are off by up to 10, twice the bias
-    that stands between them. Keep q and k in float32 there, or use `values`.
+    Coordinates are multiplied in float32, but the channels get the dtype of q and k. In bfloat16 the squares of far
+    cells drown near differences: at random weights on a 64 x 64 grid the logits of neighbours are off by up to 10,
+    twice the bias that stands between them. Keep q and k in float32 there, or use `values`.
 
     Example:
         >>> from visionpos.geometry.grid import Grid
@@ -109,6 +110,11 @@ class Pape(Extending):
         Args:
             tokens: `[b, n, embed_dim]`, the input of the attention layer.
         """
+        check_floats(tokens, "tokens")
+        if tokens.ndim != 3 or tokens.shape[-1] != self.dims.embed_dim:
+            raise PositionError(
+                f"tokens have shape {tuple(tokens.shape)}; [b, n, {self.dims.embed_dim}] is required."
+            )
         dtype = torch.promote_types(torch.float32, tokens.dtype)
         with full_precision(tokens.device):
             raised = torch.einsum("bnd,hmd->bhnm", tokens.to(dtype), self.height.to(dtype))
@@ -128,6 +134,11 @@ class Pape(Extending):
         """
         check_points(offsets, self.spec.axes, "offsets")
         a, b = self.coefficients(tokens)
+        if offsets.ndim != 3 or offsets.shape[0] != tokens.shape[1]:
+            raise PositionError(
+                f"offsets have shape {tuple(offsets.shape)} for tokens {tuple(tokens.shape)}; [n, m, "
+                f"{self.spec.axes}], a row a token, is required."
+            )
         across = self._projected(offsets.to(a.dtype))  # [heads, n, m, parabolas or axes]
         bowl = (a.unsqueeze(-2) * across.square()).sum(-1)
         return -bowl if b is None else (b.unsqueeze(-2) * across).sum(-1) - bowl
@@ -135,7 +146,7 @@ class Pape(Extending):
     def forward(
         self, q: Tensor, k: Tensor, tokens: Tensor, grid: Grid, *, prefix: int = 0
     ) -> tuple[Tensor, Tensor]:
-        """Return q and k with the bias's channels, `[b, num_heads, prefix + n, head_dim + more]`, in q's dtype.
+        """Return q and k with the bias's channels, `[b, num_heads, prefix + n, head_dim + more]` in their dtypes.
 
         Args:
             q: `[b, num_heads, prefix + n, head_dim]`, not scaled.
@@ -162,6 +173,14 @@ class Pape(Extending):
             raise PositionError(
                 f"q, k and tokens have {counts} tokens; prefix {prefix} + grid {grid.shape} has "
                 f"{prefix + grid.size}. Pass the grid of these tokens and their prefix."
+            )
+        dims, batch = self.dims, (tokens.shape[0],)
+        sizes = (*batch, dims.num_heads, prefix + grid.size, dims.channels)
+        if q.shape != sizes or k.shape != sizes or tokens.shape[-1] != dims.embed_dim:
+            raise PositionError(
+                f"q, k and tokens have shapes {tuple(q.shape)}, {tuple(k.shape)} and {tuple(tokens.shape)}; q and k of "
+                f"[b, {dims.num_heads}, n, {dims.channels}] and tokens of [b, n, {dims.embed_dim}], one batch, are "
+                "required. Repeat keys of fewer heads."
             )
         a, b = self.coefficients(tokens)
         points = coordinates(grid, CoordSpec(axes=self.spec.axes, offset=1.0), device=a.device)

@@ -19,6 +19,7 @@ from visionpos.geometry.freqs import angles, gaussian_freqs
 from visionpos.geometry.grid import Grid
 from visionpos.geometry.image_frame import BoxForm, Centre, ImageFrame, PointOrder, Resize, Unit
 from visionpos.geometry.lattice import crossed_waves, ticks
+from visionpos.geometry.precision import bits_of, floats_of
 from visionpos.geometry.ranges import check_sigma
 
 if TYPE_CHECKING:
@@ -92,9 +93,9 @@ class PromptEncoder(Guarded):
     input frame, so a click on a cell's centre has that cell's code, and two codes at distance d have about
     `exp(-(2 pi sigma d)^2 / 2)` of the dot product of equal ones.
 
-    The random frequencies belong to the checkpoint but must not be cast with it: the buffer `frequency_bits` (int32)
-    holds the bits of their float32 values, which `.to(bfloat16)` and mixed precision leave alone. Angles are formed in
-    float32; tokens come back in the dtype of the label vectors.
+    The random frequencies belong to the checkpoint but must not be cast with it: the buffer `frequency_bits` (uint8)
+    holds the bits of their float32 values, which `.to(bfloat16)`, mixed precision and moving averages leave alone; so
+    angles are formed in float32. Tokens come back in the dtype of the label vectors.
 
     Raises:
         PositionError: if embed_dim is odd.
@@ -123,7 +124,7 @@ class PromptEncoder(Guarded):
         if width % 2:
             raise PositionError(f"embed_dim is {width}; an even number is required.")
         drawn = gaussian_freqs(width // 2, sigma=spec.sigma, generator=generator)  # row 0 is x
-        self.register_buffer("frequency_bits", drawn.flip(0).view(torch.int32))
+        self.register_buffer("frequency_bits", bits_of(drawn.flip(0)))
         self.label_vectors = nn.Parameter(torch.empty(4, width))
         self.not_a_point = nn.Parameter(torch.empty(1, width))
         self.no_mask = nn.Parameter(torch.empty(1, width))
@@ -135,7 +136,7 @@ class PromptEncoder(Guarded):
     @property
     def freqs(self) -> Tensor:
         """Return `[2, pairs]` float32 radians per half input side, axes y, x."""
-        return self.frequency_bits.view(torch.float32)
+        return floats_of(self.frequency_bits)
 
     @property
     def grid(self) -> Grid:
@@ -224,15 +225,15 @@ class PromptEncoder(Guarded):
 
     def code(self, coords_yx: Tensor) -> Tensor:
         """Return `[..., n, embed_dim]`, the Fourier code of places on [-1, 1], float32 or better."""
-        y, x = coords_yx.split(1, dim=-1)
-        return crossed_waves(angles(y, self.freqs[:1]), angles(x, self.freqs[1:]))
+        (y, x), (down, right) = coords_yx.split(1, dim=-1), self.freqs.split(1)
+        return crossed_waves(angles(y, down), angles(x, right))
 
     def grid_code(self, grid: Grid | None = None) -> Tensor:
         """Return `[n, embed_dim]`, the code of every cell's centre; the embedding's grid when None."""
         grid = grid or self.grid
         cells = coordinates(grid, CoordSpec(unit="centred"), device=self.frequency_bits.device)
-        y, x = (tick.unsqueeze(-1) for tick in ticks(cells, grid))
-        high, wide = angles(y, self.freqs[:1]), angles(x, self.freqs[1:])
+        lines = zip(ticks(cells, grid), self.freqs.split(1), strict=True)
+        high, wide = (angles(tick.unsqueeze(-1), freqs) for tick, freqs in lines)
         code = crossed_waves(high.unsqueeze(1), wide).flatten(0, 1)
         return code.repeat(grid.frames, 1).to(self.label_vectors.dtype)
 
@@ -254,8 +255,7 @@ class PromptEncoder(Guarded):
             )
         flat = masks.unsqueeze(0).flatten(0, -3).unsqueeze(1)  # [sets, 1, 4 * rows, 4 * columns]
         maps: Tensor = self.mask(flat.to(self.no_mask.dtype))
-        rows = maps.flatten(2).transpose(1, 2)
-        return rows.reshape(*masks.shape[:-2], grid.size, self.dims.embed_dim)
+        return maps.flatten(2).mT.reshape(*masks.shape[:-2], grid.size, self.dims.embed_dim)
 
     @classmethod
     def from_source(
@@ -273,14 +273,14 @@ class PromptEncoder(Guarded):
         """
         own = renamed(state, _TAILS)
         rows = [own.pop(f"row.{row}") for row in range(4) if f"row.{row}" in own]
-        shapes = [tuple(row.shape) for row in rows]
-        if len(set(shapes)) > 1:
+        if len({row.shape for row in rows}) > 1:
+            shapes = [tuple(row.shape) for row in rows]
             raise PositionError(f"label vectors have shapes {shapes}; (1, embed_dim) is required.")
         if rows:  # four tables of one row
             own["label_vectors"] = torch.cat(rows)
         if "turns_xy" in own:
             turns = _FULL_TURN * own.pop("turns_xy").to(torch.float32)
-            own["frequency_bits"] = turns.flip(0).view(torch.int32)
+            own["frequency_bits"] = bits_of(turns.flip(0))
         return filled(cls(spec, dims), own, source="the checkpoint")
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any
 
-from visionpos.encodings.guard import Guarded
+from visionpos.encodings.guard import Guarded, check_home
 from visionpos.geometry.augment import augment, repeated
 from visionpos.geometry.coords import CoordSpec, coordinates
 from visionpos.geometry.freqs import angles
@@ -141,7 +141,14 @@ class Turning(Guarded, ABC):
         device: torch.device | None = None,
         generator: torch.Generator | None = None,
     ) -> BlockTurn | BasisTurn:
-        """Return the turn of one layer over a grid; in training every call draws anew."""
+        """Return the turn of one layer over a grid; in training every call draws anew.
+
+        Raises:
+            PositionError: if a device other than that of the generators is asked for.
+        """
+        weight = next(self.parameters(), None)
+        if weight is not None:
+            check_home(weight, device, "the generators are")
         return self.turns(self.points(grid, device=device, generator=generator), layer)
 
 

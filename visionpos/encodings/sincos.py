@@ -175,7 +175,7 @@ class SinCos(Additive):
             PositionError: if coords are of another rank or not finite, or a grid's code is not a function of the place
                 alone: its tokens are numbered down the columns, or its table is interpolated by a recipe.
         """
-        check_points(coords, self.spec.axes, "coords")
+        check_points(coords, self.spec.axes, "coords", rank=2)
         if self._order.column_major or self.spec.recipe is not None:
             raise PositionError(
                 f"dialect is {self.spec.dialect!r} and recipe {self.spec.recipe!r}; at() needs a code that is a "

@@ -175,7 +175,7 @@ class Sine(Additive):
             raise PositionError(
                 "normalize is False; a share of the image has no place among bare counts. Set normalize=True."
             )
-        check_points(shares_yx, 2, "shares_yx")
+        check_points(shares_yx, 2, "shares_yx", rank=2)
         dtype = torch.promote_types(torch.float32, shares_yx.dtype)
         y, x = (shares_yx.to(dtype) * self.spec.scale).unbind(-1)
         return self._code(y, x)

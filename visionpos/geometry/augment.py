@@ -54,6 +54,8 @@ def augment(
         DINOv3 (arXiv 2508.10104) section 3.2 and its order of draws, one vector of shifts, one of jitters, one
         common rescale; factors are log-uniform, so their median is 1.
     """
+    if not hasattr(spec, "augments"):
+        raise PositionError(f"spec is {spec!r}; a CoordSpec is required. Write CoordSpec(...).")
     if not spec.augments:
         return repeated(coords, draws)
     check_draws(draws)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from visionpos.errors import PositionError
-from visionpos.geometry.points import check_finite
+from visionpos.geometry.places import check_points
 from visionpos.geometry.precision import wide
 
 
@@ -42,12 +42,12 @@ def circle_coords(
         Circle-RoPE (arXiv 2505.16416), lose4578/CircleRoPE code/circle_rope.py with move_to_origin.
     """
     check_circle(radius, scale, alpha)
+    check_points(coords, None, "coords")
     if coords.ndim < 2 or coords.shape[-1] != 2 or coords.shape[-2] == 0:
         raise PositionError(
             f"coords has shape {tuple(coords.shape)}; [..., n, 2] with n of at least 1 is required. Pass all cells of "
             "one image."
         )
-    check_finite(coords, "coords")
     coords = wide(coords)
     middle = (coords.amax(-2, keepdim=True) + coords.amin(-2, keepdim=True)) / 2
     centred = coords - middle

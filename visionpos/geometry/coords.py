@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 import torch
 
 from visionpos.errors import PositionError
-from visionpos.geometry.fields import check_choice, check_fields
+from visionpos.geometry.fields import check_choice, check_fields, check_kind
 from visionpos.geometry.grid import check_grid
+from visionpos.geometry.places import check_points
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -163,7 +164,8 @@ def coordinates(
         the pre-training grid, baaivision/EVA.
     """
     check_grid(grid)
-    spec = spec or CoordSpec()
+    spec = CoordSpec() if spec is None else spec
+    check_kind("spec", spec, CoordSpec)
     sides = {1: (grid.size,), 2: (grid.height, grid.width), 3: grid.shape}[spec.axes]
     ticks = [
         _ticks(side, _denominator(sides, axis, spec), axis, spec, device)
@@ -226,6 +228,11 @@ def offsets(coords: Tensor, others: Tensor | None = None) -> Tensor:
     Example:
         >>> offsets(torch.tensor([[0.0, 0.0], [2.0, 1.0]]))[1, 0]
         tensor([2., 1.])
+
+    Raises:
+        PositionError: if the two have other axes, or (on the CPU) hold NaN or infinity.
     """
     others = coords if others is None else others
+    check_points(coords, None, "coords", rank=2)
+    check_points(others, coords.shape[-1], "others", rank=2)
     return coords.unsqueeze(-2) - others.unsqueeze(-3)

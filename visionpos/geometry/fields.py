@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import numbers
 import operator
+import sys
 import types
 from functools import lru_cache
 from typing import Any, ClassVar, Literal, Union, get_args, get_origin, get_type_hints
@@ -15,16 +16,15 @@ import torch
 
 from visionpos.errors import PositionError
 
-_LARGEST = torch.finfo(torch.float32).max  # beyond, float32 holds infinity
+_LARGEST = sys.float_info.max
 
 
 def check_fields(spec: Any) -> None:
     """Refuse a spec with a field that is not what its class declares; lists become tuples, numpy's numbers Python's.
 
-    A whole number in the place of a float becomes one: 512 makes the parameter that 512.0 makes.
-
-    NaN, infinity and what float32 takes for it are no numbers, True is no number, 3.0 is no whole number, and a word outside a `Literal` is
-    refused with the words that are known.
+    A whole number in the place of a float becomes one: 512 makes the parameter that 512.0 makes. NaN and infinity are
+    no numbers, True is no number, 3.0 is no whole number, and a word outside a `Literal` is refused with the words that
+    are known.
 
     Args:
         spec: a dataclass instance, while it is being made.
@@ -64,6 +64,18 @@ def check_choice(name: str, value: object, allowed: tuple[object, ...]) -> None:
     if not any(type(value) is type(choice) and value == choice for choice in allowed):
         raise PositionError(
             f"{name} is {value!r}; it must be one of {', '.join(map(repr, allowed))}."
+        )
+
+
+def check_kind(name: str, value: object, kind: type) -> None:
+    """Refuse what is not of a class: a name, or a mapping of its fields.
+
+    Raises:
+        PositionError: naming the argument, its value and the class.
+    """
+    if not isinstance(value, kind):
+        raise PositionError(
+            f"{name} is {value!r}; a {kind.__name__} is required. Write {kind.__name__}(...) with its fields."
         )
 
 

@@ -13,8 +13,9 @@ import torch
 
 from visionpos.errors import PositionError
 from visionpos.geometry.fields import check_choice
+from visionpos.geometry.grid import is_whole
 from visionpos.geometry.places import check_points
-from visionpos.geometry.ranges import check_periods, check_sigma, check_theta
+from visionpos.geometry.ranges import check_counts, check_periods, check_sigma, check_theta
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -53,9 +54,9 @@ def ladder(
     Reference:
         RoFormer (arXiv 2104.09864); bit-equal to transformers' `inv_freq` and timm's `freq_bands`.
     """
-    if pairs < 1:
+    if not is_whole(pairs):
         raise PositionError(
-            f"pairs is {pairs}; at least 1 channel pair is required. Use a larger head_dim."
+            f"pairs is {pairs!r}; at least 1 channel pair is required. Use a larger head_dim."
         )
     check_theta(theta)
     exponent = torch.arange(pairs, device=device, dtype=torch.int64).to(dtype) / pairs
@@ -100,9 +101,10 @@ def axial_freqs(
     Reference:
         RoPE-ViT (arXiv 2403.13298), EVA-02 (arXiv 2303.11331), mistralai/mistral-inference for "dealt".
     """
-    if axes < 1 or head_dim < 1 or head_dim % (2 * axes):
+    least = 2 * axes if is_whole(axes) else 2
+    if not (is_whole(axes) and is_whole(head_dim)) or head_dim % least:
         raise PositionError(
-            f"head_dim is {head_dim} for {axes} axes; a positive multiple of {2 * max(axes, 1)} is required. "
+            f"head_dim is {head_dim!r} for {axes!r} axes; a positive multiple of {least} is required. "
             "Change num_heads, or rotate only a part of the head with rotary_dim."
         )
     check_choice("order", order, get_args(Order))
@@ -193,9 +195,10 @@ def mixed_freqs(
         RoPE-ViT (arXiv 2403.13298), naver-ai/rope-vit; same values as timm's RotaryEmbeddingMixed under one seed,
         there stored as (2, depth, heads, pairs) with x first.
     """
-    if head_dim < 4 or head_dim % 4:
+    check_counts(num_heads=num_heads, depth=depth)
+    if not is_whole(head_dim) or head_dim % 4:
         raise PositionError(
-            f"head_dim is {head_dim}; a multiple of 4 is required. Change num_heads."
+            f"head_dim is {head_dim!r}; a multiple of 4 is required. Change num_heads."
         )
     check_theta(theta)
     steps = torch.arange(0, head_dim, 4, dtype=torch.float32) / head_dim
@@ -235,9 +238,9 @@ def gaussian_freqs(
     Reference:
         Tancik et al. (arXiv 2006.10739); segment-anything draws `[2, pairs]` with x in row 0.
     """
-    if pairs < 1 or axes < 1:
+    if not (is_whole(pairs) and is_whole(axes)):
         raise PositionError(
-            f"pairs is {pairs} and axes {axes}; at least 1 pair and 1 axis are required."
+            f"pairs is {pairs!r} and axes {axes!r}; at least 1 pair and 1 axis are required."
         )
     check_sigma(sigma)
     device = None if generator is None else generator.device

@@ -92,7 +92,7 @@ class Grid:
             >>> Grid.of_image((225, 225), patch=14, fit="pad").shape
             (1, 17, 17)
         """
-        patch_hw = (patch, patch) if isinstance(patch, (int, numbers.Integral)) else tuple(patch)
+        patch_hw = patch if isinstance(patch, (tuple, list)) else (patch, patch)
         if fit not in ("exact", "floor", "pad"):
             raise PositionError(f"fit is {fit!r}; it must be 'exact', 'floor' or 'pad'.")
         _check_pair("size_hw", size_hw)
@@ -100,7 +100,7 @@ class Grid:
         sides = [_cells(side, step, fit) for side, step in zip(size_hw, patch_hw, strict=True)]
         if None in sides:
             raise PositionError(
-                f"size_hw {tuple(size_hw)} is not divisible by patch {patch_hw}; whole patches are required. "
+                f"size_hw {tuple(size_hw)} is not divisible by patch {tuple(patch_hw)}; whole patches are required. "
                 'Resize the image, or pass fit="floor" to crop or fit="pad" to pad.'
             )
         height, width = (side or 0 for side in sides)
@@ -117,10 +117,10 @@ class Grid:
             >>> Grid.square(196).shape
             (1, 14, 14)
         """
-        side = isqrt(tokens) if tokens > 0 else 0
+        side = isqrt(tokens) if is_whole(tokens) else 0
         if side * side != tokens or not side:
             raise PositionError(
-                f"tokens is {tokens}, which is no square number; a square grid needs one. "
+                f"tokens is {tokens!r}, which is no square number; a square grid needs one. "
                 "Pass Grid(height=..., width=...) with the true sides, without prefix tokens."
             )
         return cls(height=side, width=side)
@@ -162,8 +162,9 @@ def check_grid(grid: object, name: str = "grid") -> None:
 
 def _check_pair(name: str, pair_hw: Sequence[object]) -> None:
     """Refuse a (height, width) pair that is not two positive whole numbers."""
-    good = len(pair_hw) == 2 and all(is_whole(side) for side in pair_hw)
-    if not good:
+    given: Any = pair_hw
+    listed = hasattr(given, "__len__") and not isinstance(given, (str, bytes)) and len(given) == 2
+    if not listed or not all(is_whole(side) for side in given):
         raise PositionError(
             f"{name} is {pair_hw!r}; two whole numbers (height, width) of at least 1 pixel are required."
         )

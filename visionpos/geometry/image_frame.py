@@ -110,7 +110,7 @@ class ImageFrame:
             PositionError: naming the first point that is not finite or lies outside the source image, or the shapes
                 if they disagree.
         """
-        if points.shape[-1] != 2 or (labels is not None and labels.shape != points.shape[:-1]):
+        if points.shape[-1:] != (2,) or (labels is not None and labels.shape != points.shape[:-1]):
             shape = None if labels is None else tuple(labels.shape)
             raise PositionError(
                 f"points have shape {tuple(points.shape)} and labels {shape}; [..., 2] and [...] are required, one "
@@ -137,7 +137,7 @@ class ImageFrame:
             PositionError: naming the first box that is not finite, lies outside the source image, has its corners
                 the wrong way round, or, declared in pixels, spans no more than one of them.
         """
-        if boxes.shape[-1] != 4:
+        if boxes.shape[-1:] != (4,):
             raise PositionError(f"boxes have shape {tuple(boxes.shape)}; [..., 4] is required.")
         pairs = wide(boxes).unflatten(-1, (2, 2))
         first, second = (pairs.flip(-1) if self.order == "rc" else pairs).unbind(-2)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -50,9 +50,12 @@ def picked(table: Tensor, indices: Tensor, own: int) -> Tensor:
 
 def _check_indices(indices: Tensor, n: int) -> None:
     """Refuse what does not name tokens by number."""
-    if indices.ndim not in (1, 2) or indices.dtype not in (torch.int32, torch.int64):
+    given: Any = indices
+    is_tensor = isinstance(given, torch.Tensor)
+    if not is_tensor or given.ndim not in (1, 2) or given.dtype not in (torch.int32, torch.int64):
+        what = f"{given.dtype} of shape {tuple(given.shape)}" if is_tensor else given
         raise PositionError(
-            f"indices are {indices.dtype} of shape {tuple(indices.shape)}; int64 [kept], or [b, kept] with one choice "
+            f"indices are {what}; int64 [kept], or [b, kept] with one choice "
             "a sample, is required. Turn a mask into indices with mask.nonzero()."
         )
     outside = readable(indices) and bool(((indices < 0) | (indices >= n)).any())

@@ -16,7 +16,7 @@ import torch
 from visionpos.errors import PositionError
 from visionpos.geometry.bands import Spacing, pixel_freqs
 from visionpos.geometry.coords import CoordSpec
-from visionpos.geometry.fields import check_fields
+from visionpos.geometry.fields import check_fields, check_kind
 from visionpos.geometry.freqs import Bands, Order, axial_freqs, period_freqs
 from visionpos.geometry.ranges import check_max_freq, check_periods, check_theta
 from visionpos.geometry.rotation import PER_AXIS, Pairing
@@ -213,6 +213,8 @@ def channel_permutation(source: Layout, target: Layout) -> Tensor:
         >>> channel_permutation(Layout(head_dim=8, pairing="adjacent"), Layout(head_dim=8)).tolist()
         [0, 2, 4, 6, 1, 3, 5, 7]
     """
+    check_kind("source", source, Layout)
+    check_kind("target", target, Layout)
     if (source.head_dim, source.turned) != (target.head_dim, target.turned):
         raise PositionError(
             f"source turns {source.turned} of {source.head_dim} channels and target {target.turned} of "
@@ -260,6 +262,8 @@ def convert(weight: Tensor, source: Layout, target: Layout) -> Tensor:
         transformers' checkpoint converters permute q and k rows this way; skipping it gives no shape error and scores
         that are wrong by several units.
     """
+    check_kind("weight", weight, torch.Tensor)
+    check_kind("source", source, Layout)
     if weight.ndim < 1 or not weight.shape[0] or weight.shape[0] % source.head_dim:
         raise PositionError(
             f"weight has shape {tuple(weight.shape)} and head_dim is {source.head_dim}; rows of whole heads are "

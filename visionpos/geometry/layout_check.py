@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from visionpos.errors import PositionError
 from visionpos.geometry.coords import coordinates
+from visionpos.geometry.fields import check_kind
 from visionpos.geometry.freqs import angles
 from visionpos.geometry.grid import Grid
-from visionpos.geometry.layout import convert
+from visionpos.geometry.layout import Layout, convert
 from visionpos.geometry.rotation import Rotation
-
-if TYPE_CHECKING:
-    from visionpos.geometry.layout import Layout
 
 _WIDTH = 16  # of the random tokens
 
@@ -58,6 +56,8 @@ def check_layout(
         >>> check_layout(adjacent, Layout(head_dim=16)) < 1e-12
         True
     """
+    check_kind("source", source, Layout)
+    check_kind("target", target, Layout)
     if source.prefix + source.suffix != target.prefix + target.suffix:
         raise PositionError(
             f"source exempts {source.prefix} + {source.suffix} tokens and target {target.prefix} + {target.suffix}; "

@@ -19,7 +19,12 @@ Extent = tuple[float, float] | Tensor
 
 
 def check_points(
-    points: Tensor, axes: int | None, name: str, *, extent: Extent | None = None
+    points: Tensor,
+    axes: int | None,
+    name: str,
+    *,
+    extent: Extent | None = None,
+    rank: int = 1,
 ) -> None:
     """Refuse points of another rank, and, where that costs no wait for a device, points that are nowhere.
 
@@ -27,6 +32,7 @@ def check_points(
         points: `[..., axes]`.
         axes: numbers a point must have; any number of at least 1 when None.
         name: of the argument.
+        rank: the least number of dimensions: 2 where a lone point has to be a list of one.
         extent: sides of the lattice in cells; points must lie between its outer edges, half a cell around its centres.
 
     Raises:
@@ -46,6 +52,11 @@ def check_points(
         raise PositionError(
             f"{name} has {found} axes, shape {tuple(points.shape)}; [..., n, {axes or 'axes'}], one number an axis, is "
             "required."
+        )
+    if points.ndim < rank:
+        raise PositionError(
+            f"{name} has shape {tuple(points.shape)}; [..., n, {found}] is required. Use unsqueeze(0) for a single "
+            "point."
         )
     if extent is not None:
         check_extent(extent, points)

@@ -5,21 +5,22 @@ A tensor enters; nothing leaves, or a refusal. No device is waited for and no gr
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from torch import Tensor
 from torch._C._functorch import is_functorch_wrapped_tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.compiler import is_compiling
 
 from visionpos.errors import PositionError
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
 
 def readable(values: Tensor) -> bool:
     """Return whether values can be looked at for free: on the CPU, in eager mode, outside vmap."""
-    if values.device.type != "cpu" or is_compiling():
+    return values.device.type == "cpu" and known(values)
+
+
+def known(values: Tensor) -> bool:
+    """Return whether there are values at all to be looked at, if need be by waiting for a device."""
+    if is_compiling() or values.is_meta:
         return False
     return not isinstance(values, FakeTensor) and not is_functorch_wrapped_tensor(values)
 
@@ -35,3 +36,17 @@ def check_finite(values: Tensor, name: str) -> None:
             f"{name} holds NaN or infinity; finite coordinates are required. Give padding any finite place, and mask "
             "it out."
         )
+
+
+def check_floats(values: object, name: str) -> None:
+    """Refuse what is no tensor of floats: a result cast back to whole numbers would be cut.
+
+    Raises:
+        PositionError: naming the argument and what it is.
+    """
+    if isinstance(values, Tensor) and values.dtype.is_floating_point:
+        return
+    what = values.dtype if isinstance(values, Tensor) else type(values).__name__
+    raise PositionError(
+        f"{name} is {what}; a tensor of floats is required. Make it with torch.as_tensor, or cast it."
+    )

@@ -1,4 +1,4 @@
-"""Precision: values wide enough to form angles from, and a context in which autocast leaves products alone."""
+"""Precision: values wide enough to form angles from, kept from casts, and a context that keeps products so."""
 
 from __future__ import annotations
 
@@ -29,3 +29,29 @@ def full_precision(device: torch.device) -> AbstractContextManager[None]:
         return nullcontext()
     off: AbstractContextManager[None] = torch.autocast(device_type=device.type, enabled=False)
     return off
+
+
+def bits_of(values: Tensor) -> Tensor:
+    """Return float32 values as bytes that neither a cast of floats nor a moving average changes.
+
+    An average weighs a number with itself and cuts the sum to a whole number, which moves it: here every bit is a byte,
+    0 or 255, and is read as whichever is nearer.
+
+    Returns:
+        `[..., 32]` uint8, the lowest bit first.
+
+    Example:
+        >>> values = torch.tensor([0.1, -3.0])
+        >>> torch.equal(floats_of(bits_of(values) // 2 + 30), values)
+        True
+    """
+    places = torch.arange(32, dtype=torch.int32, device=values.device)
+    words = values.to(torch.float32).contiguous().view(torch.int32).unsqueeze(-1)
+    return ((words >> places) & 1).to(torch.uint8) * 255
+
+
+def floats_of(bits: Tensor) -> Tensor:
+    """Return `[...]` float32 from `bits_of` it, `[..., 32]`."""
+    places = torch.arange(32, dtype=torch.int32, device=bits.device)
+    words = ((bits > 127).to(torch.int32) << places).sum(-1, dtype=torch.int32)
+    return words.view(torch.float32)

@@ -25,6 +25,10 @@ def check_frame(frame: ImageFrame, spec: Any, names: tuple[str, ...]) -> None:
     Raises:
         PositionError: naming every setting that differs, in both.
     """
+    if not all(hasattr(frame, name) for name in names):
+        raise PositionError(
+            f"frame is {frame!r}; an ImageFrame is required. Make it with this encoder's frame(source_hw)."
+        )
     parts = {name: (getattr(frame, name), getattr(spec, name)) for name in names}
     differ = [
         f"{name} is {one!r} in the frame and {other!r} in the spec"

@@ -25,6 +25,13 @@ def check_exempt(prefix: int, suffix: int = 0) -> None:
         )
 
 
+def check_counts(**counts: int) -> None:
+    """Refuse counts, by their names, that are no whole numbers of at least 1."""
+    for name, count in counts.items():
+        if not is_integer(count) or count < 1:
+            raise PositionError(f"{name} is {count!r}; a whole number of at least 1 is required.")
+
+
 def check_layer(layer: int, depth: int) -> None:
     """Refuse what numbers no layer of a model; negative numbers count from the end."""
     if not is_integer(layer) or not -depth <= layer < depth:

@@ -113,7 +113,8 @@ def recipe_of(recipe: str | Recipe) -> Recipe:
     """
     if isinstance(recipe, Recipe):
         return recipe
-    if recipe not in RECIPES:
+    given: Any = recipe
+    if not isinstance(given, str) or given not in RECIPES:
         raise PositionError(
             f"recipe is {recipe!r}; it must be a Recipe or one of {', '.join(sorted(RECIPES))}."
             f"{did_you_mean(recipe, RECIPES)}"

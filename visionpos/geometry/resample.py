@@ -12,8 +12,11 @@ from typing import TYPE_CHECKING
 import torch
 
 from visionpos.errors import PositionError
+from visionpos.geometry.grid import check_grid
 from visionpos.geometry.places import check_extent, check_points, check_sides
+from visionpos.geometry.points import check_floats
 from visionpos.geometry.precision import full_precision
+from visionpos.geometry.ranges import is_integer
 from visionpos.geometry.recipes import Recipe, recipe_of
 from visionpos.geometry.weights import axis_weights, bucket, exact_dtype, grid_weights
 
@@ -62,11 +65,16 @@ def resample(
         Differs from F.interpolate by 2e-6 at most, where that computes the same recipe.
     """
     chosen = recipe_of(recipe)
-    rows = table.shape[-2]
-    if prefix < 0 or suffix < 0 or rows != prefix + source.size + suffix:
+    check_floats(table, "table")
+    check_grid(source, "source")
+    check_grid(target, "target")
+    rows = table.shape[-2] if table.ndim > 1 else 0
+    counts = is_integer(prefix) and is_integer(suffix) and prefix >= 0 and suffix >= 0
+    if not counts or rows != prefix + source.size + suffix:
+        needed = prefix + source.size + suffix if counts else "counts of at least 0"
         raise PositionError(
-            f"table has {rows} rows; prefix {prefix} + grid {source.height}x{source.width}x{source.frames} frames + "
-            f"suffix {suffix} needs {prefix + source.size + suffix}. Pass the grid the table was trained on as source, "
+            f"table has {rows} rows; prefix {prefix!r} + grid {source.height}x{source.width}x{source.frames} frames + "
+            f"suffix {suffix!r} needs {needed}. Pass the grid the table was trained on as source, "
             "and the number of rows that belong to no cell as prefix."
         )
     if source.frames != target.frames:
@@ -159,6 +167,8 @@ def sample_table(
         PositionError: if shapes do not match, the extent is not finite and above 0, or (on the CPU) a point is NaN.
     """
     chosen = recipe_of(recipe)
+    check_floats(table, "table")
+    check_grid(source, "source")
     check_points(coords_yx, 2, "coords_yx")
     check_extent(extent_hw, coords_yx)
     if source.frames != 1 or table.ndim != 2 or table.shape[-2] != source.size:

@@ -10,6 +10,7 @@ from visionpos.retrofit.freeze import freeze
 from visionpos.retrofit.models import create, restore
 from visionpos.retrofit.optim import parameter_groups
 from visionpos.retrofit.patches import adapt_channels
+from visionpos.retrofit.plan import attachable
 from visionpos.retrofit.ports import dims_of
 from visionpos.retrofit.recipes import recipe_for
 from visionpos.retrofit.resize import resize
@@ -28,6 +29,7 @@ __all__ = [
     "TrainerRamp",
     "adapt_channels",
     "attach",
+    "attachable",
     "attachments",
     "create",
     "describe",

@@ -41,14 +41,18 @@ def attach(
     inside the window; in training each attention draws its own shift, jitter and rescale. The bias of a Swin-V2 enters
     before its 16 sigmoid(x).
 
+    Weights that start at random (frequencies of RoPE-Mixed, generators, networks) are drawn from torch's global
+    generator: `torch.manual_seed(seed)` before the call repeats them, on every rank of a parallel run too.
+
     Args:
         model: a timm model with attention; it may have been wrapped by FSDP or compiled later, not before.
         spec: what to attach.
         strength: 0 to 1 (any finite number is taken): scales angles, biases, or what is added.
         learn_strength: make the strength a parameter that starts at `strength`.
         name: name of the attachment; the spec's kind when None.
-        generator: source of training-time coordinate draws; torch's default when None.
-        partial: accept that attentions whose q and k cannot be reached are skipped; `attachable` counts them.
+        generator: source of training-time coordinate draws, not of start values; torch's default when None.
+        partial: accept that attentions whose q and k cannot be reached are skipped; `attachable` counts them, and the
+            lineage of a checkpoint records it.
 
     Raises:
         PositionError: if the class has no place for this door, or places for some of its attentions alone, the sizes
@@ -60,9 +64,9 @@ def attach(
         >>> attach(model, vp.MixedRopeSpec(), strength=0.0).idle
         True
     """
-    name = spec.kind if name is None else name
     with torch.inference_mode(mode=False):  # weights made in inference mode could never train
         plan = plan_of(model, spec, partial=partial)
+        name = spec.kind if name is None else name
         _check_name(model, name)
         check_whole(model)
         check_plan(model, spec, plan, attachments(model), generator)
@@ -73,6 +77,7 @@ def attach(
             learn=learn_strength,
             generator=generator,
             others={f"for_{group.name}": group.encoding for group in rest},
+            partial=bool(plan.skipped),
         )
     weight = next(model.parameters())
     attachment.to(weight.device).train(model.training)
@@ -129,13 +134,13 @@ def _forget_graphs() -> None:
         torch.compiler.reset()
 
 
-def _check_name(model: nn.Module, name: str) -> None:
+def _check_name(model: nn.Module, name: Any) -> None:
     """Refuse a name that is taken, or that a module cannot give to a part."""
     if name in attachments(model):
         raise PositionError(
             f"name {name!r} is already attached; detach(model, {name!r}) first, or pass another name=."
         )
-    if not name.isidentifier() or hasattr(nn.Module(), name):
+    if not isinstance(name, str) or not name.isidentifier() or hasattr(nn.Module(), name):
         raise PositionError(
             f"name is {name!r}; a Python identifier is required that torch.nn.Module does not use itself. Pass "
             "another name=."

@@ -9,73 +9,55 @@ from __future__ import annotations
 
 import inspect
 import math
-import threading
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
-from visionpos.encodings import Biasing, Encoding, Rotary
+from visionpos.encodings import Biasing, Encoding, Rotary, Turning
 from visionpos.errors import PositionError
 from visionpos.geometry import Grid, Rotation
+from visionpos.retrofit.passes import Recall, Relay, graph_task
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from torch import Tensor
 
+    from visionpos.geometry import BasisTurn, BlockTurn
     from visionpos.retrofit.lattice import Sites
+
+    Turn = Rotation | BlockTurn | BasisTurn
+
+TURNS = (Rotary, Turning)  # what turns q and k
+_LARGEST = 3e38
 
 
 class Call:
     """What one forward pass knows: its grid, where its tokens are, which of them were kept, how strongly they turn."""
 
     def __init__(
-        self, grid: Grid, coords: Tensor | None, constant: float, task: int, device: torch.device
+        self,
+        grid: Grid,
+        coords: Tensor | None,
+        constant: float,
+        task: int,
+        device: torch.device,
     ) -> None:
         self.grid = grid
         self.device = device
         self.coords = coords  # [n, axes], or [draws, n, axes]
-        self.constant = (
-            constant  # of this pass: a schedule may move on before the backward pass recomputes it
-        )
+        self.constant = constant  # strength of this pass, unless it is learned
         self.kept: Tensor | None = None  # [b, kept] after patch dropout
         self.task = task
         # Prefix tokens -> what the layers share, where nothing learns.
-        self.rotations: dict[int, Rotation] = {}
+        self.rotations: dict[int, Turn] = {}
         self.biases: dict[int, Tensor] = {}
 
     @property
     def tokens(self) -> int:
         """Return the patch tokens that reach the blocks."""
         return self.grid.size if self.kept is None else int(self.kept.shape[-1])
-
-
-class Relay:
-    """What one hook hands to the next within a call: a slot a thread. A copy of the model starts with empty slots."""
-
-    def __init__(self) -> None:
-        self.latest: Any = None
-        self.traced = False
-        self.own = threading.local()
-
-    def put(self, value: Any) -> None:
-        """Hand a value on."""
-        self.latest, self.traced = value, torch.compiler.is_compiling()
-        if not self.traced:
-            self.own.value = value
-
-    def get(self) -> Any:
-        """Return what was handed on last, in this thread; a graph is traced in one thread, and knows no slots."""
-        if torch.compiler.is_compiling() or self.traced:
-            return self.latest
-        return getattr(self.own, "value", None)
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Relay:
-        return Relay()
-
-    def __reduce__(self) -> tuple[type[Relay], tuple[()]]:
-        return (Relay, ())
 
 
 class _Source:
@@ -104,6 +86,7 @@ class Attachment(nn.Module):
         generator: source of training-time coordinate draws; torch's default when None. Copies of the model use the
             default.
         others: the encodings of further sizes, by name.
+        partial: whether attentions of the model are left out.
     """
 
     learned_strength: nn.Parameter | None
@@ -116,6 +99,7 @@ class Attachment(nn.Module):
         learn: bool,
         generator: torch.Generator | None = None,
         others: Mapping[str, Encoding] | None = None,
+        partial: bool = False,
     ) -> None:
         super().__init__()
         self.encoding = encoding
@@ -125,7 +109,9 @@ class Attachment(nn.Module):
         self.constant = _checked(strength)
         # One number in one dimension: FSDP shards no scalars.
         self.learned_strength = nn.Parameter(torch.tensor([self.constant])) if learn else None
+        self.partial = partial
         self.relay = Relay()
+        self.passes = Recall()
         self.source = _Source(generator)
 
     @property
@@ -152,9 +138,21 @@ class Attachment(nn.Module):
                 self.learned_strength.fill_(value)
 
     @property
+    def present(self) -> Tensor | float:
+        """Return the strength of the pass in progress: a block that is recomputed has that of its forward pass."""
+        return self._constant() if self.learned_strength is None else self.learned_strength
+
+    def _constant(self) -> float:
+        recalled: float | None = self.passes.recalled()
+        return self.constant if recalled is None else recalled
+
+    def _in(self, call: Call) -> Tensor | float:
+        return call.constant if self.learned_strength is None else self.learned_strength
+
+    @property
     def idle(self) -> bool:
         """Return whether the attachment leaves the model alone: a constant strength of 0."""
-        return self.learned_strength is None and self.constant == 0.0
+        return self.learned_strength is None and self._constant() == 0.0
 
     def open(self, grid: Grid, like: Tensor) -> None:
         """Begin a forward pass over a grid.
@@ -164,7 +162,7 @@ class Attachment(nn.Module):
             like: `[b, ...]` patch tokens; their batch and device are used.
         """
         coords = None
-        if isinstance(self.encoding, Rotary):
+        if isinstance(self.encoding, TURNS):
             scope = self.encoding.coords.scope if self.training else "forward"
             draws = {"forward": None, "block": self.encoding.dims.depth, "sample": like.shape[0]}[
                 scope
@@ -172,49 +170,40 @@ class Attachment(nn.Module):
             coords = self.encoding.points(
                 grid, device=like.device, generator=self.source.generator, draws=draws
             )
-        self.relay.put(Call(grid, coords, self.constant, graph_task(), like.device))
+        self.relay.put(Call(grid, coords, self._constant(), graph_task(), like.device))
 
-    def rotation(self, call: Call, layer: int, prefix: int, group: int = 0) -> Rotation:
+    def rotation(self, call: Call, layer: int, prefix: int, group: int = 0) -> Turn:
         """Return the rotation of all tokens of one layer, prefix tokens standing still."""
         if prefix in call.rotations and group == 0:
             return call.rotations[prefix]
         encoding = self.encodings[group]
-        if not isinstance(encoding, Rotary) or call.coords is None:
+        if not isinstance(encoding, TURNS) or call.coords is None:
             raise PositionError(
                 f"encoding {type(encoding).__name__} gives no rotation; attach a rotary spec."
             )
         per_block = self.training and encoding.coords.scope == "block" and call.coords.ndim > 2
         coords = call.coords[layer] if per_block else call.coords
-        rotation = self._turned(encoding, coords, layer, call.constant)
+        rotation = _turned(encoding, coords, layer, self._in(call))
         rotation = rotation if call.kept is None else rotation.select(call.kept)
         rotation = rotation.padded(prefix)
         # A rotation that learns is formed in every block, so that checkpointing recomputes it there. A graph shares
         # equal expressions by itself, and a checkpoint inside a graph allows no writing.
-        alike = not encoding.layerwise and not per_block and not rotation.cos.requires_grad
+        alike = not encoding.layerwise and not per_block and not _learns(rotation)
         if alike and group == 0 and not torch.compiler.is_compiling():
             call.rotations[prefix] = rotation
         return rotation
 
-    def _turned(self, encoding: Rotary, coords: Tensor, layer: int, constant: float) -> Rotation:
-        turns = encoding.angles(coords, layer)  # [(b,) (heads,) n, pairs]
-        if coords.ndim > 2 and turns.ndim == 3:
-            turns = turns.unsqueeze(1)  # one draw a sample: [b, 1, n, pairs]
-        if self.learned_strength is not None or constant != 1.0:
-            strength = constant if self.learned_strength is None else self.learned_strength
-            turns = turns * strength
-        return encoding.rotation(turns)
-
     def rotations(
         self, sites: Sites, layer: int, group: int, device: torch.device
-    ) -> dict[str, Rotation]:
+    ) -> dict[str, Turn]:
         """Return the rotations of "q" and "k" in an attention that tells its own grid.
 
         In training every attention draws for itself, from torch's default generator, which checkpointing replays.
         """
-        encoding: Rotary = self.encodings[group]
+        encoding, strength = self.encodings[group], self.present
         points = encoding.points(sites.grid, device=device)
-        q = self._turned(encoding, sites.queries(points), layer, self.constant)
-        k = q if sites.alike else self._turned(encoding, sites.keys(points), layer, self.constant)
+        q = _turned(encoding, sites.queries(points), layer, strength)
+        k = q if sites.alike else _turned(encoding, sites.keys(points), layer, strength)
         return {"q": q.padded(sites.prefix), "k": k.padded(sites.prefix)}
 
     def bias(self, call: Call, layer: int, prefix: int, group: int = 0) -> Tensor:
@@ -226,8 +215,7 @@ class Attachment(nn.Module):
         rows: Tensor = encoding(
             call.grid, prefix=prefix, device=call.device, **own
         )  # [heads, n, n]
-        constant = call.constant if self.learned_strength is None else self.learned_strength
-        rows = rows * constant
+        rows = rows * self._in(call)
         if call.kept is None:
             rows = rows.unsqueeze(0)
         else:
@@ -247,7 +235,7 @@ class Attachment(nn.Module):
         if not sites.alike:  # queries stand on some points of the keys' grid
             points = torch.arange(sites.grid.size, device=rows.device).unsqueeze(-1)
             rows = rows[:, sites.queries(points).flatten()]
-        scaled: Tensor = rows * self.strength
+        scaled: Tensor = rows * self.present
         return scaled
 
     def added(self, grid: Grid, tokens: Tensor, group: int = 0) -> Tensor:
@@ -255,21 +243,35 @@ class Attachment(nn.Module):
         encoding: Any = self.encodings[group]
         rows: Tensor = encoding(grid, device=tokens.device)
         rows = rows if tokens.ndim == 3 else rows.unflatten(0, tokens.shape[1:3])
-        moved: Tensor = tokens + (rows * self.strength).to(tokens.dtype)
+        moved: Tensor = tokens + (rows * self.present).to(tokens.dtype)
         return moved
 
 
-def graph_task() -> int:
-    """Return the number of the backward pass in progress, -1 outside one."""
-    if torch.compiler.is_compiling():
-        return -1
-    return int(torch._C._current_graph_task_id())  # noqa: SLF001 (no public name; checkpoint itself relies on it)
+def _turned(encoding: Any, coords: Tensor, layer: int, strength: Tensor | float) -> Turn:
+    """Return what turns q or k at coordinates: its angles, which are linear in them, scaled by the strength."""
+    full = isinstance(strength, float) and strength == 1.0
+    if isinstance(encoding, Turning):
+        turn: Turn = encoding.turns(coords if full else coords * strength, layer)
+        return turn
+    turns = encoding.angles(coords, layer)  # [(b,) (heads,) n, pairs]
+    if coords.ndim > 2 and turns.ndim == 3:
+        turns = turns.unsqueeze(1)  # one draw a sample: [b, 1, n, pairs]
+    found: Rotation = encoding.rotation(turns if full else turns * strength)
+    return found
 
 
-def _checked(strength: float) -> float:
-    value = float(strength)
-    if not math.isfinite(value):
+def _learns(turn: Turn) -> bool:
+    """Return whether gradients flow through a turn."""
+    return not isinstance(turn, Rotation) or turn.cos.requires_grad
+
+
+def _checked(strength: Any) -> float:
+    try:
+        value = math.nan if isinstance(strength, str) else float(strength)
+    except (TypeError, ValueError, RuntimeError):
+        value = math.nan
+    if not abs(value) <= _LARGEST:  # learned strengths and angles are float32
         raise PositionError(
-            f"strength is {strength}; a finite number is required, 0 for none and 1 for full."
+            f"strength is {strength!r:.60}; a finite number is required, 0 for none and 1 for full."
         )
     return value

@@ -70,7 +70,7 @@ class NetworkHook:
             if self.pairs
             else encoding.distinct(sites.grid, device=device)
         )
-        moved: Tensor = output + (rows * self.owner.strength).mT.reshape(output.shape).to(
+        moved: Tensor = output + (rows * self.owner.present).mT.reshape(output.shape).to(
             output.dtype
         )
         return moved
@@ -112,7 +112,7 @@ def _widened(base: Any, method: str) -> type[nn.Module]:
     return type(
         base.__name__,
         (base,),
-        {**names, method: added, "__reduce_ex__": reduced, "_visionpos_base": base},
+        {**names, method: added, "__reduce_ex__": reduced, "_visionpos_base": (base, method)},
     )
 
 
@@ -139,4 +139,16 @@ def narrow(module: Any, owner: Attachment) -> None:
     extras[:] = [extra for extra in extras if extra.owner is not owner]
     if not extras:
         delattr(module, ADDED)
-        module.__class__ = type(module)._visionpos_base  # noqa: SLF001 (the class it was made from)
+        module.__class__ = class_of(module)
+
+
+def class_of(module: Any) -> type[nn.Module]:
+    """Return the class of a module, or the one that its widened class was made from."""
+    base: type[nn.Module] = getattr(type(module), "_visionpos_base", (type(module),))[0]
+    return base
+
+
+def give_class(module: Any, new: Any) -> None:
+    """Give a module another class; a method that was widened stays so."""
+    widened = getattr(type(module), "_visionpos_base", None)
+    module.__class__ = new if widened is None else _widened(new, widened[1])

@@ -18,26 +18,33 @@ from torch import nn
 from visionpos.errors import PositionError
 from visionpos.retrofit.indices import absolute_differences, window_index
 from visionpos.retrofit.layouts import moved_table
+from visionpos.retrofit.passes import graph_task
 from visionpos.retrofit.paths import sides_of
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from visionpos.retrofit.attachment import Relay
+    from visionpos.retrofit.passes import Recall
     from visionpos.retrofit.paths import Sides
 
 
 class OfCall:
     """A position module whose grid is that of the call."""
 
-    visionpos_relay: Relay
+    visionpos_relay: Recall
     visionpos_step: Sides
     visionpos_recipe: str
 
     def call_sides(self) -> Sides:
         """Return (rows, columns) of the map that this module sees in the present call."""
-        image = self.visionpos_relay.get()
+        relay = self.visionpos_relay
+        image = relay.get() if graph_task() == -1 else relay.recalled()
+        if image is None and graph_task() != -1:
+            raise PositionError(
+                f"a {type(self).__name__} is recomputed in a backward pass on a copy of its input, so its image size "
+                "is unknown. Recompute on the input itself: checkpoint(block, x, use_reentrant=False)."
+            )
         if image is None:
             raise PositionError(
                 "a position module ran before the module that takes the image; its grid is not known. Call the whole "

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from visionpos.encodings import LearnedSpec, Rotary
+from visionpos.encodings import LearnedSpec, Rotary, Turning
 from visionpos.errors import PositionError
 from visionpos.retrofit.seams import class_row, find, matches, prefix_of
 
@@ -63,10 +63,10 @@ def check_plan(
             _check_drop(model, path, prefix_of(model))
     if plan.door == "rotate":
         for group in plan.groups:
-            assert isinstance(group.encoding, Rotary)  # noqa: S101 (the plan of a rotary spec)
-            _check_rotations(model, group.encoding, group.ports, present)
-            _check_ports(group.encoding, group.ports)
-            _check_draws(group.encoding, group.ports, generator)
+            encoding: Any = group.encoding
+            _check_rotations(model, encoding, group.ports, present)
+            _check_ports(encoding, group.ports)
+            _check_draws(encoding, group.ports, generator)
 
 
 def row_drop(model: nn.Module) -> str | None:
@@ -76,16 +76,35 @@ def row_drop(model: nn.Module) -> str | None:
 
 
 def _check_rotations(
-    model: nn.Module, encoding: Rotary, ports: list[Port], present: Mapping[str, Attachment]
+    model: nn.Module,
+    encoding: Rotary | Turning,
+    ports: list[Port],
+    present: Mapping[str, Attachment],
 ) -> None:
     """Refuse a rotation that would not commute with one that is there."""
     own = own_pairing_at(model, ports[0])
     if own is not None:
+        _check_commutes(encoding, None, "the model's own rotary encoding")
         _check_planes(encoding, "the model's own", own, encoding.dims.channels // 2)
     for name, part in present.items():
         for other in part.encodings:
-            if isinstance(other, Rotary) and other.dims.channels == encoding.dims.channels:
-                _check_planes(encoding, f"attached {name!r}", other.pairing, _pairs(other))
+            if (
+                isinstance(other, Turning | Rotary)
+                and other.dims.channels == encoding.dims.channels
+            ):
+                _check_commutes(encoding, other, f"attached {name!r}")
+                _check_planes(encoding, f"attached {name!r}", _pairing(other), _pairs(other))
+
+
+def _check_commutes(encoding: Any, other: Any, whose: str) -> None:
+    """Refuse two rotations of which one turns blocks of channels."""
+    if isinstance(encoding, Turning) or isinstance(other, Turning):
+        kind = (encoding if isinstance(encoding, Turning) else other).spec.kind
+        raise PositionError(
+            f"spec {encoding.spec.kind!r} meets {whose}; {kind!r} turns blocks of channels in planes that it learns, "
+            "and two rotations in different planes are no function of distance. Attach it alone, to a model without a "
+            "rotary encoding of its own."
+        )
 
 
 def own_pairing_at(model: nn.Module, port: Port) -> Pairing | None:
@@ -98,7 +117,9 @@ def own_pairing_at(model: nn.Module, port: Port) -> Pairing | None:
     return "half" if getattr(port.holder, "rotate_half", False) else "adjacent"
 
 
-def _check_draws(encoding: Rotary, ports: list[Port], generator: torch.Generator | None) -> None:
+def _check_draws(
+    encoding: Rotary | Turning, ports: list[Port], generator: torch.Generator | None
+) -> None:
     """Refuse draws that a recomputation could not repeat, or that cannot be told apart."""
     if not (ports[0].local and encoding.coords.augments):
         return
@@ -114,10 +135,16 @@ def _check_draws(encoding: Rotary, ports: list[Port], generator: torch.Generator
         )
 
 
-def _check_ports(encoding: Rotary, ports: list[Port]) -> None:
-    """Refuse frequencies a head where queries and keys have different heads."""
+def _check_ports(encoding: Rotary | Turning, ports: list[Port]) -> None:
+    """Refuse frequencies a head where queries and keys have different heads, or where every head has its own module."""
     for port in ports:
-        if encoding.layerwise and port.key_heads != port.heads:
+        if isinstance(encoding, Turning) and any(tap.at.endswith("*") for tap in port.seams.taps):
+            raise PositionError(
+                f"{port.path} hands out q and k one head at a time; {encoding.spec.kind!r} turns all heads together. "
+                "Use AxialRopeSpec or MixedRopeSpec."
+            )
+        own = encoding.layerwise or isinstance(encoding, Turning)
+        if own and port.key_heads != port.heads:
             raise PositionError(
                 f"{port.path} has {port.heads} query heads and {port.key_heads} key heads; an encoding with "
                 "frequencies a "
@@ -135,7 +162,7 @@ def _check_drop(model: Any, path: str, prefix: int) -> None:
         )
 
 
-def _check_planes(encoding: Rotary, whose: str, pairing: Pairing, pairs: int) -> None:
+def _check_planes(encoding: Any, whose: str, pairing: Pairing, pairs: int) -> None:
     """Refuse a rotation in other planes than one that is there: the two together are no function of distance."""
     if pairing != encoding.pairing:
         raise PositionError(
@@ -149,6 +176,12 @@ def _check_planes(encoding: Rotary, whose: str, pairing: Pairing, pairs: int) ->
         )
 
 
-def _pairs(encoding: Rotary) -> int:
+def _pairing(encoding: Any) -> Pairing:
+    """Return which channels an encoding turns together."""
+    pairing: Pairing = encoding.pairing
+    return pairing
+
+
+def _pairs(encoding: Any) -> int:
     """Return the channel pairs that an encoding turns."""
     return int(encoding.freqs().shape[-1])

@@ -12,10 +12,9 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from visionpos.config import read_yaml, shipped
-from visionpos.errors import PositionError
 from visionpos.retrofit.describe import describe
-from visionpos.retrofit.ports import attentions_of
-from visionpos.retrofit.seams import blocks_of, model_rows
+from visionpos.retrofit.plan import attachable
+from visionpos.retrofit.seams import model_rows
 
 if TYPE_CHECKING:
     from torch import nn
@@ -100,20 +99,11 @@ def tally(model: nn.Module) -> dict[str, Any] | None:
 
 
 def _doors(model: nn.Module) -> dict[str, bool]:
-    """Return by which doors an encoding can be attached to a model."""
-    try:
-        attentions: list[Any] = attentions_of(model)
-    except PositionError:
-        attentions = []
-    turned = [port for port in attentions if port.refusal is None]
-    mixable = bool(blocks_of(model))
-    return {
-        "add": mixable,
-        "rotate": bool(turned),
-        "skipped": bool(turned) and len(turned) < len(attentions),
-        "bias": any(port.seams.bias for port in attentions),
-        "conditional": mixable,
-    }
+    """Return by which doors an encoding can be attached to a model, and whether a rotation leaves some out."""
+    found = attachable(model)
+    served: dict[str, bool] = {door: places > 0 for door, (places, _, _) in found.items()}
+    turned, attentions, _ = found["rotate"]
+    return {**served, "skipped": 0 < turned < attentions}
 
 
 @lru_cache(maxsize=1)

@@ -13,7 +13,7 @@ from visionpos.retrofit.attach import attachments
 from visionpos.retrofit.lineage import lineage
 from visionpos.retrofit.ports import ports_of
 from visionpos.retrofit.recipes import recipe_for
-from visionpos.retrofit.records import record_of
+from visionpos.retrofit.records import recipe_of_table, record_of
 from visionpos.retrofit.rope import own_rope, spec_of_rope
 from visionpos.retrofit.seams import class_row, prefix_of, row_of
 from visionpos.retrofit.tables import Table, tables_of
@@ -178,7 +178,15 @@ def _recipe(model: Any, table: Table) -> str:
         how = f"recipe {recipe} ({reason})"
     else:
         how = f"recipe {seams.recipe} (of its class)"
-    return "; ".join(filter(None, (what, how, note)))
+    return "; ".join(filter(None, (what, how, note, _at_run_time(model, table))))
+
+
+def _at_run_time(model: Any, table: Table) -> str:
+    """Return by which recipe timm resamples a model's own table for the image of a call, if that is another one."""
+    free = table.module is None and getattr(model, "dynamic_img_size", False)
+    if not free or recipe_of_table(model, table) == "timm":
+        return ""
+    return "other sizes at run time by recipe timm, lift_table serves them by this one"
 
 
 def _rotary(model: Any) -> Part | None:

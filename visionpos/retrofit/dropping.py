@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from timm.layers import PatchDropout, patch_dropout_forward
 
-from visionpos.retrofit.attachment import Attachment, Call, Relay
+from visionpos.retrofit.attachment import Attachment, Call
+from visionpos.retrofit.passes import Relay
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -13,6 +13,7 @@ from visionpos.encodings import LearnedSpec
 from visionpos.errors import PositionError
 from visionpos.retrofit.attach import attach, attachments
 from visionpos.retrofit.callbacks import Ramp
+from visionpos.retrofit.plan import door_of
 from visionpos.retrofit.recipes import recipe_for
 from visionpos.retrofit.records import table_record
 from visionpos.retrofit.seams import grid_of
@@ -67,6 +68,7 @@ def fade_table(
     _check_liftable(model, recipe)
     schedules = {"table": schedule.reversed()}
     if spec is not None:
+        door_of(spec)
         name = spec.kind if name is None else name
         if name == "table":
             raise PositionError(

@@ -9,12 +9,13 @@ import torch
 from timm.layers import resample_abs_pos_embed
 from torch import nn
 
-from visionpos.encodings import Additive, Biasing, Rotary
+from visionpos.encodings import Additive, Biasing
 from visionpos.errors import PositionError
-from visionpos.geometry import Grid, Rotation
+from visionpos.geometry import BasisTurn, BlockTurn, Grid, Rotation
 from visionpos.retrofit.attach import attachments
-from visionpos.retrofit.attachment import Attachment
+from visionpos.retrofit.attachment import TURNS, Attachment, Call
 from visionpos.retrofit.fade import adds_plainly
+from visionpos.retrofit.passes import graph_task
 from visionpos.retrofit.sizes import target_grid
 
 if TYPE_CHECKING:
@@ -22,10 +23,10 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from visionpos.retrofit.attachment import Call
+    from visionpos.retrofit.attachment import Turn
 
 
-_FROZEN = (Additive, Biasing, Rotary)
+_FROZEN = (Additive, Biasing, *TURNS)
 
 
 @torch.no_grad()
@@ -117,7 +118,7 @@ class FrozenAttachment(Attachment):
 
     grid: Grid
     rows: Tensor
-    turns: Any
+    layers: Any  # of Kept: one a layer, or one for all
 
     @staticmethod
     def take(part: Any, grid: Grid, like: Tensor) -> None:
@@ -127,30 +128,33 @@ class FrozenAttachment(Attachment):
         call = part.relay.get()
         if isinstance(part.encoding, Additive):
             part.register_buffer("rows", part.encoding(grid, device=like.device) * part.strength)
-        elif isinstance(part.encoding, Biasing):
-            part.register_buffer("rows", part.bias(call, 0, dims.prefix))
         else:
-            layers = [part.rotation(call, layer, dims.prefix) for layer in range(dims.depth)]
-            alike = all(torch.equal(layer.cos, layers[0].cos) for layer in layers)
-            kept = layers[:1] if alike else layers
-            cos, sin = (
-                torch.stack([getattr(one, side) for one in kept]) for side in ("cos", "sin")
-            )
-            part.turns = Kept(cos=cos, sin=sin)
+            give = part.bias if isinstance(part.encoding, Biasing) else part.rotation
+            made = [_tensors(give(call, layer, dims.prefix)) for layer in range(dims.depth)]
+            alike = all(torch.equal(layer[key], made[0][key]) for layer in made for key in layer)
+            part.layers = nn.ModuleList(Kept(**layer) for layer in (made[:1] if alike else made))
         part.relay.put(None)
         part.__class__ = FrozenAttachment
 
-    def rotation(self, call: Call, layer: int, prefix: int, group: int = 0) -> Rotation:  # noqa: ARG002 (one size)
+    def open(self, grid: Grid, like: Tensor) -> None:
+        """Begin a forward pass; no coordinates are needed."""
+        self.relay.put(Call(grid, None, self.constant, graph_task(), like.device))
+
+    def rotation(self, call: Call, layer: int, prefix: int, group: int = 0) -> Turn:  # noqa: ARG002 (one size)
         """Return the rotation of all tokens of one layer."""
         self._check(call.grid, call.kept)
+        kept: Any = self.layers[min(layer, len(self.layers) - 1)]
         encoding: Any = self.encoding
-        cos, sin = (part[min(layer, len(part) - 1)] for part in (self.turns.cos, self.turns.sin))
-        return Rotation(cos, sin, encoding.pairing, encoding.coords.axes)
+        if hasattr(kept, "matrices"):
+            return BlockTurn(kept.matrices)
+        pairing: Any = "adjacent" if hasattr(kept, "basis") else encoding.pairing
+        rotation = Rotation(kept.cos, kept.sin, pairing, encoding.coords.axes)
+        return BasisTurn(rotation, kept.basis) if hasattr(kept, "basis") else rotation
 
     def bias(self, call: Call, layer: int, prefix: int, group: int = 0) -> Tensor:  # noqa: ARG002 (one size)
-        """Return the bias of all pairs of tokens, `[1, heads, n, n]`."""
+        """Return the bias of all pairs of tokens of one layer, `[1, heads, n, n]`."""
         self._check(call.grid, call.kept)
-        rows: Tensor = self.rows
+        rows: Tensor = self.layers[min(layer, len(self.layers) - 1)].rows
         return rows
 
     def added(self, grid: Grid, tokens: Tensor, group: int = 0) -> Tensor:  # noqa: ARG002 (one size)
@@ -164,6 +168,17 @@ class FrozenAttachment(Attachment):
                 f"grid is {grid.shape}{'' if kept is None else ' with tokens dropped'}; the model is frozen for all of "
                 f"{self.grid.shape}. Call eval() on it, or freeze the original again."
             )
+
+
+def _tensors(made: Tensor | Turn) -> dict[str, Tensor]:
+    """Return what a bias or a turn consists of."""
+    if isinstance(made, Rotation):
+        return {"cos": made.cos, "sin": made.sin}
+    if isinstance(made, BlockTurn):
+        return {"matrices": made.matrices}
+    if isinstance(made, BasisTurn):
+        return {**_tensors(made.rotation), "basis": made.basis}
+    return {"rows": made}
 
 
 class SizeHook:

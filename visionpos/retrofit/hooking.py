@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from timm.layers import PatchDropout, PatchDropoutWithIndices
@@ -29,6 +30,7 @@ from visionpos.retrofit.hooks import (
 from visionpos.retrofit.lattice import Reader, reader_of
 from visionpos.retrofit.local import LocalEnterHook, LocalHooks, LocalLeaveHook, SeenHook
 from visionpos.retrofit.mixing import AddHook, MixHook
+from visionpos.retrofit.passes import PassHook, keep_passes
 from visionpos.retrofit.places import uses_call
 from visionpos.retrofit.plan import bias_of
 from visionpos.retrofit.seams import blocks_of, find, matches, row_of
@@ -58,12 +60,19 @@ _HOOK_TYPES = (
     NetworkHook,
     AddHook,
     MixHook,
+    PassHook,
 )
 
 
 def hook(model: nn.Module, owner: Attachment, plan: Plan, name: str) -> None:
     """Register all hooks of an attachment."""
     needs_call = _needs_call(model, plan)
+    if owner.learned_strength is None and plan.door != "add":  # images are not marked
+        inside = [port.path for group in plan.groups for port in group.ports]
+        inside += [place.path for group in plan.groups for place in group.places]
+        inside += [path for path, _ in blocks_of(model)] if needs_call else []
+        now = attrgetter("constant")
+        keep_passes(model, inside, PassHook(owner.passes, f"_visionpos_{name}_now", owner, now))
     blocks = _hook_call(model, owner, f"_visionpos_{name}") if needs_call else []
     for number, group in enumerate(plan.groups):
         for layer, port in enumerate(group.ports):

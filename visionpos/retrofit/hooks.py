@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from visionpos.encodings import Conditional, Rotary
+from visionpos.encodings import Conditional
 from visionpos.errors import PositionError
 from visionpos.geometry import Grid, Rotation
-from visionpos.retrofit.attachment import Attachment, Call, Relay, graph_task
+from visionpos.retrofit.attachment import TURNS, Attachment, Call
+from visionpos.retrofit.passes import Relay, graph_task, mark, marked
 from visionpos.retrofit.seams import sides_of
 from visionpos.retrofit.taps import turned
 
@@ -76,7 +77,7 @@ class MarkHook:
         """Mark the output."""
         call: Call | None = self.owner.relay.get()
         if not torch.compiler.is_compiling() and not self.owner.idle and call is not None:
-            _mark(output, self.tag, call)
+            mark(output, self.tag, call)
 
 
 class BlockHooks:
@@ -114,7 +115,7 @@ class BlockHooks:
         if self.rest or not traced:
             self.relay.put((self._given(call, prefix), graph_task()))
         if not traced:
-            _mark(x, self.tag, call)
+            mark(x, self.tag, call)
 
     def _prefix(self, call: Call, x: Tensor) -> int:
         """Return the tokens in front of the grid, counted where some blocks have them and others not."""
@@ -126,7 +127,7 @@ class BlockHooks:
         owner = self.owner
         if isinstance(owner.encoding, Conditional):
             return call
-        give = owner.rotation if isinstance(owner.encoding, Rotary) else owner.bias
+        give = owner.rotation if isinstance(owner.encoding, TURNS) else owner.bias
         if self.group:
             return give(call, self.layer, prefix, self.group)
         return give(call, self.layer, prefix)
@@ -142,7 +143,7 @@ class BlockHooks:
             return
         call: Call | None = getattr(x, self.tag, None)
         if call is not None and isinstance(output, torch.Tensor):
-            _mark(output, self.tag, call)
+            mark(output, self.tag, call)
         if self.last and graph_task() == -1:
             self.owner.relay.put(None)  # the call is over: unmarked tokens must not find it later
 
@@ -162,11 +163,8 @@ class BlockHooks:
 
     def _call_of(self, x: Tensor) -> Call:
         """Return the call that this tensor belongs to; in a backward pass never another one."""
-        call: Call | None = getattr(x, self.tag, None)
+        call: Call | None = marked(x, self.tag)
         task = graph_task()
-        if call is None and task != -1:
-            # FSDP's hooks and re-entrant checkpointing recompute on another tensor in the memory of the input.
-            call = getattr(_memory(x), self.tag, None)
         if call is not None:
             return call
         latest: Call | None = self.owner.relay.get()
@@ -242,8 +240,9 @@ class TurnHook:
         return None if not biases or biases[0] is None else torch.cat(biases)
 
 
-def _of_head(rotation: Rotation, head: int) -> Rotation:
+def _of_head(rotation: Any, head: int) -> Any:
     """Return the rotation of one head."""
+    assert isinstance(rotation, Rotation)  # noqa: S101 (attach refuses turns of blocks here)
     if rotation.cos.ndim == 2:
         return rotation
     cos, sin = (part[..., head : head + 1, :, :] for part in (rotation.cos, rotation.sin))
@@ -262,21 +261,6 @@ class FlagHook:
         setattr(module, self.flag, self.own or (before and not self.owner.idle))
 
 
-def _mark(x: Tensor, tag: str, call: Call) -> None:
-    """Say which call a tensor belongs to; its memory says it too, for aliases that are made in a backward pass."""
-    setattr(x, tag, call)
-    if not torch.compiler.is_compiling():
-        setattr(_memory(x), tag, call)
-
-
 def _traced_whole(x: Tensor, tag: str) -> bool:
     """Return whether a graph is traced from before the blocks: its tensors bear no mark."""
     return torch.compiler.is_compiling() and getattr(x, tag, None) is None
-
-
-def _memory(x: Tensor) -> Any:
-    """Return the storage of a tensor, or the tensor itself where it has none (vmap)."""
-    try:
-        return x.untyped_storage()
-    except NotImplementedError:
-        return x

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from visionpos.errors import PositionError
 from visionpos.geometry import Grid
-from visionpos.retrofit.attachment import Relay, graph_task
+from visionpos.retrofit.called import OfCall
+from visionpos.retrofit.passes import Relay, graph_task
 from visionpos.retrofit.seams import find, sides_of
 
 if TYPE_CHECKING:
@@ -91,8 +92,9 @@ class Reader:
         """
         kind = self.lattice.kind
         if kind == "unrolled":
-            size = [int(side) for side in self.anchor.size]
-            return Sites(Grid(*size[-2:]), unroll=(self.anchor, args[0].shape[1]))
+            return Sites(
+                Grid(*stated_sides(self.anchor, "size")), unroll=(self.anchor, args[0].shape[1])
+            )
         height, width = getattr(self, f"_{kind}")(module, args, kwargs)
         return Sites(
             Grid(height, width),
@@ -107,7 +109,7 @@ class Reader:
 
     def _attribute(self, module: Any, *_: Any) -> Any:
         owner = module if self.anchor is None else self.anchor
-        return sides_of(getattr(owner, self.name))
+        return stated_sides(owner, self.name)
 
     def _patches(self, *_: Any) -> Any:
         return sides_of(self.anchor)
@@ -163,6 +165,11 @@ def reader_of(port: Port) -> Reader:
     return Reader(lattice, port.prefix, anchor, name)
 
 
+def stated_sides(owner: Any, name: str) -> Any:
+    """Return the sides that an attribute states; the call's, where they differ from call to call."""
+    return owner.call_sides() if isinstance(owner, OfCall) else sides_of(getattr(owner, name))
+
+
 def _count(given: int | str, module: Any) -> int:
     return given if isinstance(given, int) else int(getattr(module, given))
 
@@ -176,7 +183,7 @@ def _unrolled(points: Tensor, unroll: Any, tokens: int) -> Tensor:
         moved = moved.unflatten(0, (math.prod(strides), -1)).mean(0)
     if moved.shape[0] != tokens:
         raise PositionError(
-            f"the attention got {tokens} tokens of a grid of {tuple(unroll.size)}; whole images are required. Masked "
-            "mask units (patch_drop_rate, mask=) are not followed: set patch_drop_rate=0."
+            f"the attention got {tokens} tokens of a grid of {tuple(stated_sides(unroll, 'size'))}; whole images are "
+            "required. Masked mask units (patch_drop_rate, mask=) are not followed: set patch_drop_rate=0."
         )
     return moved

@@ -10,6 +10,7 @@ from visionpos.checkpoint import Lineage
 from visionpos.config import plain
 from visionpos.errors import PositionError
 from visionpos.retrofit.attach import attachments
+from visionpos.retrofit.dynamic import is_dynamic
 from visionpos.retrofit.records import recipe_of_table, record_of
 from visionpos.retrofit.rope import own_rope, spec_of_rope
 from visionpos.retrofit.seams import blocks_of, find, grid_of, prefix_of, row_of, sides_of
@@ -18,6 +19,7 @@ from visionpos.retrofit.tables import Table, position_modules, tables_of
 from visionpos.retrofit.windows import last_policy, windows_of
 
 if TYPE_CHECKING:
+    from visionpos.retrofit.attachment import Attachment
     from visionpos.retrofit.paths import Sides
 
 
@@ -43,16 +45,20 @@ def lineage(model: nn.Module, *, source: str = "") -> Lineage:
         tables={
             table.path: _entry(whole, table) for table in tables_of(whole) if _is_learned(table)
         },
-        encodings={
-            name: {"spec": plain(part.encoding.spec), "learned": part.learned_strength is not None}
-            | ({} if part.learned_strength is not None else {"strength": part.constant})
-            for name, part in attachments(model).items()
-        },
+        encodings={name: _attached(part) for name, part in attachments(model).items()},
         rope=None if spec is None else plain(spec),
         windows=_windows(whole),
         build=_build(whole),
         source=source,
     )
+
+
+def _attached(part: Attachment) -> dict[str, Any]:
+    """Return the lineage of an attachment."""
+    learned = part.learned_strength is not None
+    entry = {"spec": plain(part.encoding.spec), "learned": learned}
+    entry |= {} if learned else {"strength": part.constant}
+    return entry | ({"partial": True} if part.partial else {})
 
 
 def _grid(model: Any) -> Sides | None:
@@ -124,6 +130,7 @@ def _build(model: Any) -> dict[str, Any]:
         "depth": len(blocks),
         "in_chans": getattr(model, "in_chans", None),
         "dynamic_img_size": bool(getattr(model, "dynamic_img_size", False)),
+        **({"made_dynamic": True} if is_dynamic(model) else {}),
     }
     numbers = {key: value for key, value in shown.items() if isinstance(value, (int, float, str))}
     patch = sides_of(getattr(find(model, row_of(model).patch_embed), "patch_size", None))

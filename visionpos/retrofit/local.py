@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from visionpos.encodings import Rotary
 from visionpos.errors import PositionError
-from visionpos.retrofit.attachment import Attachment, Relay
+from visionpos.retrofit.attachment import TURNS, Attachment
 from visionpos.retrofit.lattice import reader_of
+from visionpos.retrofit.passes import Relay
 
 if TYPE_CHECKING:
     from visionpos.retrofit.hooks import TurnHook
@@ -61,7 +61,7 @@ class LocalHooks:
     def _formed(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         owner, device = self.owner, args[0].device
         sites = self.reader.sites(module, args, kwargs)
-        if isinstance(owner.encoding, Rotary):
+        if isinstance(owner.encoding, TURNS):
             return owner.rotations(sites, self.layer, self.group, device)
         return owner.biases(sites, self.layer, self.group, device)
 
@@ -70,7 +70,7 @@ class LocalHooks:
         if not (self.stateless and torch.compiler.is_compiling()):
             return False
         encoding: Any = self.owner.encoding
-        drawn = isinstance(encoding, Rotary) and encoding.coords.augments and encoding.training
+        drawn = isinstance(encoding, TURNS) and encoding.coords.augments and encoding.training
         return not (drawn and self.several)  # q and k of one attention share a draw
 
 

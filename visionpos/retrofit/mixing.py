@@ -12,7 +12,7 @@ import torch
 from visionpos.errors import PositionError
 from visionpos.geometry import Grid, coordinates
 from visionpos.retrofit.hooks import grid_seen
-from visionpos.retrofit.lattice import Sites
+from visionpos.retrofit.lattice import Sites, stated_sides
 from visionpos.retrofit.seams import find, sides_of
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ class AddHook:
         if self.layout == "nhwc":
             return self._added(Grid(*output.shape[1:3]), output)
         if self.sides is not None:
-            stated = sides_of(getattr(self.sides, self.name) if self.name else self.sides)
+            stated = stated_sides(self.sides, self.name) if self.name else sides_of(self.sides)
             assert stated is not None  # noqa: S101 (rows name modules that state their sides)
             return self._added(Grid(*stated), output)
         grid = grid_seen(module, args, kwargs, output)
@@ -153,7 +153,7 @@ class MixHook:
         front = x.shape[1] - grid.size - encoding.dims.prefix
         rows = x[:, front:] if front > 0 else x
         moved = encoding(rows, grid, slot=self.slot)
-        strength = self.owner.strength
+        strength = self.owner.present
         if not isinstance(strength, float) or strength != 1.0:
             moved = rows + strength * (moved - rows)
         moved = moved.to(x.dtype)

@@ -14,6 +14,7 @@ from visionpos.config import encoding_spec, plain
 from visionpos.errors import PositionError
 from visionpos.geometry import Grid
 from visionpos.retrofit.attach import attach
+from visionpos.retrofit.dynamic import make_dynamic
 from visionpos.retrofit.fade import adds_plainly
 from visionpos.retrofit.patches import adapt_channels
 from visionpos.retrofit.ports import dims_of
@@ -134,13 +135,20 @@ def restore(path: str | Path) -> nn.Module:
     )
     row_of(model)
     _restore_sizes(model, lineage)
+    if lineage.build.get("made_dynamic"):
+        make_dynamic(model)
     if adds_plainly(model) and "pos_embed" not in lineage.tables:
         place(model, "pos_embed", None)  # lifted, and perhaps faded out since
     _give_rope(model, lineage.rope)
     for name, entry in lineage.encodings.items():
-        learned = bool(entry.get("learned", False))
-        spec = encoding_spec(entry["spec"], source=str(path))
-        attach(model, spec, name=name, strength=entry.get("strength", 0.0), learn_strength=learned)
+        attach(
+            model,
+            encoding_spec(entry["spec"], source=str(path)),
+            name=name,
+            strength=entry.get("strength", 0.0),
+            learn_strength=bool(entry.get("learned", False)),
+            partial=bool(entry.get("partial", False)),
+        )
     load(model, path)
     return model.eval()
 

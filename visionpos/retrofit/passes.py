@@ -137,5 +137,5 @@ def keep_passes(model: nn.Module, paths: Iterable[str], hook: PassHook) -> None:
         for parts in (path.split(".") for path in paths)
         for depth in range(1, len(parts) + 1)
     }
-    for path in sorted(around):
+    for path in sorted(around - {""}):
         model.get_submodule(path).register_forward_pre_hook(hook, with_kwargs=True)

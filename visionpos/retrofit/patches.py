@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -12,14 +13,16 @@ from torch import nn
 
 from visionpos.errors import PositionError
 from visionpos.geometry import Grid
-from visionpos.retrofit.paths import find, sides_of
+from visionpos.retrofit.paths import find, sides_of, whole_sides
 from visionpos.retrofit.records import (
     Moved,
     TableRecord,
     check_optimizer,
     move_moments,
     record_of,
+    records_of,
     refill,
+    remember,
 )
 from visionpos.retrofit.seams import row_of
 
@@ -38,8 +41,8 @@ def patch_of(model: Any, row: ModelSeams, patch: int | tuple[int, int] | None) -
     """
     if patch is None:
         return None
-    wanted = sides_of(patch)
-    if wanted is None or min(wanted) < 1:
+    wanted = whole_sides((patch, patch) if isinstance(patch, int) else patch)
+    if wanted is None:
         raise PositionError(
             f"patch is {patch!r}; (height, width) in pixels, or one side, is required."
         )
@@ -120,13 +123,22 @@ def adapt_channels(
         torch.Size([1, 192])
     """
     whole: Any = model
-    if in_chans is True or not in_chans > 0 or int(in_chans) != in_chans:
+    channels = whole_sides((in_chans, in_chans))
+    if channels is None or in_chans is True:
         raise PositionError(f"in_chans is {in_chans!r}; a whole number above 0 is required.")
+    in_chans = channels[0]
     if optimizer is not None:
         check_optimizer(optimizer)
     convs = _first_convs(whole)
+    recorded = records_of(whole)
     for moved in [_rechannelled(path, conv, in_chans) for path, conv in convs]:
         refill(moved)
+        if (
+            moved.path in recorded
+        ):  # another patch size than the trained one: what it came from follows
+            held = recorded[moved.path]
+            now = {"source": moved.evaluate(held.source), "resized": moved.record.resized}
+            remember(whole, moved.path, replace(held, **now))
         if optimizer is not None:
             move_moments(optimizer, moved)
     for _, conv in convs:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 Sides = tuple[int, int]
+LARGEST = 1 << 24  # pixels a side
 
 
 def find(owner: Any, path: str) -> Any:
@@ -66,3 +68,13 @@ def sides_of(value: Any) -> tuple[int, int] | None:
         return value, value
     pair = tuple(int(side) for side in value)[-2:]
     return (pair[0], pair[1]) if len(pair) == 2 else None
+
+
+def whole_sides(size_hw: Any) -> Sides | None:
+    """Return a size that is two whole numbers above 0 and not absurd, else None."""
+    try:
+        # Whole numbers of any kind; int() would cut 64.5 to 64 without a word.
+        height, width = (operator.index(side) for side in size_hw)
+    except (TypeError, ValueError):
+        return None
+    return (height, width) if min(height, width) > 0 and max(height, width) <= LARGEST else None

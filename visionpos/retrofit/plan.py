@@ -42,7 +42,7 @@ _DOORS: dict[type, Door | None] = {
     Conditional: "conditional",
     QueryBiasing: None,
     Extending: None,
-    Turning: None,
+    Turning: "rotate",
 }
 
 
@@ -116,8 +116,8 @@ def _refusal(model: nn.Module, plan: Plan) -> str:
         return f"{why}. Use the door {others}."
     total = plan.count + len(plan.skipped)
     return (
-        f"{why}; {len(plan.skipped)} of {total} attention modules would be skipped. Pass partial=True to accept, or "
-        "use the door add."
+        f"{why}; {len(plan.skipped)} of {total} attention modules would be skipped. Pass partial=True to accept "
+        "(--partial on the command line), or use the door add."
     )
 
 

@@ -80,6 +80,8 @@ def record_of(model: Any, path: str, table: Tensor) -> TableRecord | None:
     record: TableRecord | None = getattr(model, _RECORDS, {}).get(path)
     if record is None or record.resized.shape != table.shape:
         return None
+    if table.is_meta or record.resized.is_meta:  # nothing to compare
+        return None
     return record if torch.equal(record.resized.to(table), table) else None
 
 

@@ -12,10 +12,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from visionpos.encodings import Rotary
 from visionpos.errors import PositionError
-from visionpos.geometry import CoordSpec, Grid
-from visionpos.retrofit.attach import attachments
+from visionpos.geometry import Grid
+from visionpos.geometry.recipes import recipe_of
 from visionpos.retrofit.layouts import check_rows, moved_table
 from visionpos.retrofit.patches import Kernel, patch_of
 from visionpos.retrofit.records import (
@@ -30,7 +29,7 @@ from visionpos.retrofit.records import (
     table_record,
 )
 from visionpos.retrofit.resizing import Move, move_patch, rewrite, scale
-from visionpos.retrofit.rope import give_rope, spec_at_extent, with_extent
+from visionpos.retrofit.rope import attached_at_extent, give_rope, spec_at_extent
 from visionpos.retrofit.seams import ModelSeams, find, grid_of, matches, row_of, sides_of
 from visionpos.retrofit.sizes import checked_size, image_of, remember_image, target_grid
 from visionpos.retrofit.tables import Table, position_modules, tables_of
@@ -98,16 +97,13 @@ def resize(
     source = grid_of(whole) if row.patches or extent is not None else None
     cut = patch_of(whole, row, patch)
     size = checked_size(whole, row, size_hw, cut)
-    if extent not in (None, "trained", "index"):
-        raise PositionError(f"extent is {extent!r}; it must be 'trained', 'index' or None.")
+    _check_choices(extent, recipe, optimizer)
     policy = policy_of(row, whole, windows)
-    if optimizer is not None:
-        check_optimizer(optimizer)
-    specs: dict[str, Any] = {}
+    specs: list[tuple[Any, Any]] = []
     rope_spec = None
     if extent is not None and source is not None:
         rope_spec = spec_at_extent(whole, extent, source)
-        specs = _specs_at_extent(whole, extent, source)
+        specs = attached_at_extent(whole, extent, source)
     with undoing(whole):
         arguments = window_arguments(row, whole, policy, size)
         arguments |= {} if cut is None else {"patch_size": cut}
@@ -121,8 +117,18 @@ def resize(
             move_moments(optimizer, table)
     if rope_spec is not None:
         give_rope(whole, rope_spec, grid_of(whole))
-    for name, spec in specs.items():
-        attachments(whole)[name].encoding.spec = spec
+    for encoding, spec in specs:
+        encoding.spec = spec
+
+
+def _check_choices(extent: Any, recipe: Any, optimizer: Any) -> None:
+    """Refuse words that mean nothing, and what is no optimizer."""
+    if extent not in (None, "trained", "index"):
+        raise PositionError(f"extent is {extent!r}; it must be 'trained', 'index' or None.")
+    if recipe is not None:
+        recipe_of(recipe.removeprefix("direct:") if isinstance(recipe, str) else repr(recipe))
+    if optimizer is not None:
+        check_optimizer(optimizer)
 
 
 def _moved(
@@ -276,19 +282,3 @@ def _follow(table: Table, move: Move, sides: Sides) -> None:
         rewrite(inside, {**rule, "path": rule["buffer"], "sides": sides})
     for name in table.module.clear:
         setattr(table.base, name, {})
-
-
-def _specs_at_extent(model: Any, extent: Extent, source: Grid) -> dict[str, Any]:
-    """Return name -> Spec with which attached rotary encodings keep an extent."""
-    specs: dict[str, Any] = {}
-    for name, part in attachments(model).items():
-        spec: Any = part.encoding.spec
-        if not isinstance(part.encoding, Rotary):
-            continue
-        if not isinstance(getattr(spec, "coords", None), CoordSpec):
-            raise PositionError(
-                f"extent {extent!r} cannot be given to the attached {name!r}; {type(spec).__name__} numbers its tokens "
-                "in its own way. Leave extent=None, or detach it first."
-            )
-        specs[name] = dataclasses.replace(spec, coords=with_extent(spec.coords, extent, source))
-    return specs

@@ -19,7 +19,9 @@ from torch import nn
 from visionpos.encodings import AxialRope, AxialRopeSpec, Dims, MixedRope, MixedRopeSpec
 from visionpos.errors import PositionError
 from visionpos.geometry import CoordSpec, Grid, Rotation, angles, augment, coordinates
-from visionpos.retrofit.ports import dims_of
+from visionpos.retrofit.attach import attachments
+from visionpos.retrofit.attachment import TURNS
+from visionpos.retrofit.ports import dims_of, ports_of
 from visionpos.retrofit.seams import blocks_of, find, place, row_of
 
 if TYPE_CHECKING:
@@ -187,6 +189,32 @@ def spec_at_extent(model: Any, extent: Extent, source: Grid) -> RopeSpec | None:
         )
     coords = with_extent(spec.coords, extent, source)
     return None if coords == spec.coords else dataclasses.replace(spec, coords=coords)
+
+
+def attached_at_extent(model: Any, extent: Extent, source: Grid) -> list[tuple[Any, Any]]:
+    """Return (encoding, Spec) with which attached rotations keep an extent; the model is not changed.
+
+    Raises:
+        PositionError: if an encoding numbers its tokens in its own way, or attentions have grids of their own.
+    """
+    specs: list[tuple[Any, Any]] = []
+    for name, part in attachments(model).items():
+        if not isinstance(part.encoding, TURNS):
+            continue
+        spec: Any = part.encoding.spec
+        how = ""
+        if not isinstance(getattr(spec, "coords", None), CoordSpec):
+            how = f"{type(spec).__name__} numbers its tokens in its own way"
+        elif any(port.local for port in ports_of(model)):
+            how = f"attentions of a {type(model).__name__} have grids of their own, not the image's"
+        if how:
+            raise PositionError(
+                f"extent {extent!r} cannot be given to the attached {name!r}; {how}. Leave extent=None, or detach it "
+                "first."
+            )
+        moved = dataclasses.replace(spec, coords=with_extent(spec.coords, extent, source))
+        specs += [(encoding, moved) for encoding in part.encodings]
+    return specs
 
 
 def give_rope(model: Any, spec: RopeSpec, grid: Grid) -> None:

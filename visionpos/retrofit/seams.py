@@ -208,8 +208,17 @@ def _row(data: dict[str, Any]) -> ModelSeams:
     )
 
 
-def class_row(model: nn.Module) -> tuple[str, ModelSeams] | None:
-    """Return (class name, row) of the nearest base class that has one, or None."""
+def class_row(model: Any) -> tuple[str, ModelSeams] | None:
+    """Return (class name, row) of the nearest base class that has one, or None.
+
+    Raises:
+        PositionError: if model is no module at all.
+    """
+    if not isinstance(model, nn.Module):
+        raise PositionError(
+            f"model is {type(model).__name__}; a timm model is required. Create one with timm.create_model, or with "
+            "retrofit.create, and pass it."
+        )
     rows = model_rows()
     for base in type(model).__mro__:
         name = f"{base.__module__}.{base.__qualname__}".removeprefix("timm.models.")

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import inspect
 import math
-import operator
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from visionpos.errors import PositionError
 from visionpos.geometry import Grid
+from visionpos.retrofit.paths import LARGEST, whole_sides
 from visionpos.retrofit.seams import find, matches, row_of, sides_of
 from visionpos.retrofit.tables import tables_of
 
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from visionpos.retrofit.seams import ModelSeams
 
 _RECORD = "visionpos_image"
-_LARGEST = 1 << 24  # pixels a side
 
 
 def image_of(model: Any) -> Sides | None:
@@ -73,11 +72,11 @@ def checked_size(model: Any, row: ModelSeams, size_hw: Any, patch: Sides | None 
         target_grid(find(model, row.patches[0]), size_hw, patch)
         return int(size_hw[0]), int(size_hw[1])
     step = _multiple(model, row)
-    size = _whole(size_hw)
+    size = whole_sides(size_hw)
     if size is None:
         raise PositionError(
             f"size_hw {size_hw!r} is no image size; (height, width) must be positive multiples of {step} pixels, "
-            f"{_LARGEST} at most."
+            f"{LARGEST} at most."
         )
     if row.resize == "square" and size[0] != size[1]:
         raise PositionError(
@@ -128,12 +127,12 @@ def target_grid(patch: Any, size_hw: tuple[int, int], cut: Sides | None = None) 
     if cut is not None:
         now = sides_of(patch.patch_size) or (1, 1)
         step_hw = (step_hw[0] // now[0] * cut[0], step_hw[1] // now[1] * cut[1])
-    size = _whole(size_hw)
+    size = whole_sides(size_hw)
     if size is not None and not (size[0] % step_hw[0] or size[1] % step_hw[1]):
         return Grid(size[0] // step_hw[0], size[1] // step_hw[1])
     raise PositionError(
         f"size_hw {size_hw!r} is not divisible into patches of {step_hw} pixels; (height, width) must be positive "
-        f"multiples of the patch, {_LARGEST} at most. timm would crop the rest in silence: resize or pad the images "
+        f"multiples of the patch, {LARGEST} at most. timm would crop the rest in silence: resize or pad the images "
         "instead."
     )
 
@@ -143,13 +142,3 @@ def _step(patch: Any) -> Sides:
     ratio = getattr(patch, "feat_ratio", None)
     step = ratio(as_scalar=False) if ratio is not None else sides_of(patch.patch_size) or (1, 1)
     return int(step[0]), int(step[1])
-
-
-def _whole(size_hw: Any) -> Sides | None:
-    """Return a size that is two whole numbers above 0 and not absurd, else None."""
-    try:
-        # Whole numbers of any kind; int() would cut 64.5 to 64 without a word.
-        height, width = (operator.index(side) for side in size_hw)
-    except (TypeError, ValueError):
-        return None
-    return (height, width) if min(height, width) > 0 and max(height, width) <= _LARGEST else None

@@ -39,9 +39,10 @@ def save(model: nn.Module, path: str | Path, *, source: str = "") -> None:
     Raises:
         PositionError: if the file cannot be written.
     """
+    found = lineage(model, source=source)
     tensors = dict(model.state_dict())
     tensors |= {f"{_SOURCE}{path}": record.source for path, record in records_of(model).items()}
-    checkpoint.save(path, tensors, lineage(model, source=source))
+    checkpoint.save(path, tensors, found)
 
 
 def load(model: nn.Module, path: str | Path) -> checkpoint.Lineage:

@@ -10,18 +10,19 @@ from typing import TYPE_CHECKING
 import torch
 
 from visionpos.attention import turn
+from visionpos.geometry import Rotation
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from torch import Tensor
 
-    from visionpos.geometry import Rotation
+    from visionpos.retrofit.attachment import Turn
     from visionpos.retrofit.port_rows import Tap
 
 
 def turned(
-    x: Tensor, tap: Tap, rotations: Mapping[str, Rotation], *, heads: int, head_dim: int
+    x: Tensor, tap: Tap, rotations: Mapping[str, Turn], *, heads: int, head_dim: int
 ) -> Tensor:
     """Return what a tap carries, with q and k turned.
 
@@ -33,9 +34,9 @@ def turned(
         head_dim: channels of one head of q and k.
     """
     if tap.order == "bhnd":
-        return turn(x, rotations[tap.holds])
+        return _turn(x, rotations[tap.holds])
     if tap.order == "bnhd":
-        return turn(x.transpose(1, 2), rotations[tap.holds]).transpose(1, 2)
+        return _turn(x.transpose(1, 2), rotations[tap.holds]).transpose(1, 2)
     if tap.maps and x.ndim == 4:
         flat = x.flatten(2).transpose(1, 2)  # [b, n, channels]
         out = _packed(flat, tap, rotations, heads, head_dim)
@@ -46,7 +47,7 @@ def turned(
 
 
 def _packed(
-    x: Tensor, tap: Tap, rotations: Mapping[str, Rotation], heads: int, head_dim: int
+    x: Tensor, tap: Tap, rotations: Mapping[str, Turn], heads: int, head_dim: int
 ) -> Tensor:
     """Return `[b, n, channels]` with the slots of q and k turned."""
     if tap.order == "slots":
@@ -65,13 +66,18 @@ def _packed(
     return _joined(rows, cuts, [i for i, _ in _slots(tap, rotations)], head_dim).flatten(-2)
 
 
-def _slots(tap: Tap, rotations: Mapping[str, Rotation]) -> list[tuple[int, Rotation]]:
+def _slots(tap: Tap, rotations: Mapping[str, Turn]) -> list[tuple[int, Turn]]:
     return [(i, rotations[slot]) for i, slot in enumerate(tap.holds) if slot in "qk"]
 
 
-def _heads_turned(x: Tensor, rotation: Rotation) -> Tensor:
+def _heads_turned(x: Tensor, rotation: Turn) -> Tensor:
     """Return `[b, n, heads, head_dim]` turned."""
-    return turn(x.transpose(1, 2), rotation).transpose(1, 2)
+    return _turn(x.transpose(1, 2), rotation).transpose(1, 2)
+
+
+def _turn(x: Tensor, by: Turn) -> Tensor:
+    """Return `[b, heads, n, head_dim]` turned, by the fastest form for pairs."""
+    return turn(x, by) if isinstance(by, Rotation) else by.apply(x)
 
 
 def _joined(x: Tensor, pieces: list[Tensor], slots: list[int], width: int) -> Tensor:

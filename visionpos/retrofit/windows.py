@@ -47,7 +47,7 @@ def policy_of(row: ModelSeams, model: Any, windows: Windows | None) -> Windows |
 def _positive_pair(value: Any) -> bool:
     """Return whether a value is two whole numbers above 0."""
     pair = isinstance(value, (tuple, list)) and len(value) == 2
-    return pair and all(isinstance(side, int) and side > 0 for side in value)
+    return pair and all(type(side) is int and side > 0 for side in value)
 
 
 def remember_policy(model: Any, policy: Windows | None) -> None:

@@ -6,9 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
 from math import ceil, floor
-from typing import Literal
+from typing import Any, Literal
 
-from visionpos.errors import ConfigError
+from visionpos.errors import ConfigError, PositionError
+from visionpos.geometry.fields import check_fields
 
 Number = Fraction | float | int
 BoxSize = int | tuple[int, int]  # a side, or (width, height)
@@ -16,6 +17,45 @@ Arithmetic = Literal["exact", "float64"]
 Rounding = Literal["floor", "ceil", "half_even"]
 
 ROUNDING: dict[str, Callable[[Number], int]] = {"floor": floor, "ceil": ceil, "half_even": round}
+
+
+def check_spec(spec: Any, what: str, **least: int) -> None:
+    """Refuse a spec with a field that is not what its class declares, or a number below its least.
+
+    Args:
+        spec: a dataclass instance, while it is being made.
+        what: its name in messages.
+        **least: field -> smallest number; None passes, and every number of a tuple is held against it.
+
+    Raises:
+        ConfigError: naming the field and its value.
+    """
+    try:
+        check_fields(spec)
+    except PositionError as refusal:
+        raise ConfigError(f"{what} has {refusal}") from None
+    check_least(spec, what, **least)
+
+
+def check_least(spec: Any, what: str, **least: int) -> None:
+    """Refuse a spec with a number below its least, as `check_spec` does, whatever the types.
+
+    Raises:
+        ConfigError: naming the field and its value.
+    """
+    for name, lowest in least.items():
+        value = getattr(spec, name)
+        if any(one is not None and one < lowest for one in _numbers(value)):
+            raise ConfigError(
+                f"{what} has {name} {value}; at least {lowest} is required. Correct it."
+            )
+
+
+def _numbers(value: Any) -> tuple[Any, ...]:
+    """Return the numbers of a field that holds one, or tuples of them."""
+    if not isinstance(value, tuple):
+        return (value,)
+    return tuple(number for item in value for number in _numbers(item))
 
 
 @dataclass(frozen=True, slots=True)

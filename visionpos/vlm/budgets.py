@@ -13,7 +13,7 @@ from math import ceil, floor, isqrt, sqrt
 from typing import Any, ClassVar, Literal
 
 from visionpos.errors import ConfigError, PositionError
-from visionpos.vlm.box import Arithmetic, Box, Number
+from visionpos.vlm.box import Arithmetic, Box, Number, check_spec
 
 Clamp = Literal["round", "floor"]
 
@@ -49,6 +49,7 @@ class Pixels:
     arithmetic: Arithmetic = "exact"
 
     def __post_init__(self) -> None:
+        check_spec(self, "pixels step", frames=1)
         if min(self.multiple, self.frame_multiple, self.min_px) < 1 or self.max_px < self.min_px:
             raise ConfigError(
                 f"pixels step has multiple {self.multiple}, min_px {self.min_px}, max_px {self.max_px}, "
@@ -132,6 +133,9 @@ class Area:
     chained: bool = False
     arithmetic: Arithmetic = "exact"
 
+    def __post_init__(self) -> None:
+        check_spec(self, "area step", px=1)
+
     def apply(self, box: Box) -> Box:
         """Return the scaled box."""
         area = box.height * box.width
@@ -174,6 +178,9 @@ class Edges:
     divide: int = 1
     multiple: int
     arithmetic: Arithmetic = "exact"
+
+    def __post_init__(self) -> None:
+        check_spec(self, "edges step", short_at_least=1, long_at_most=1, divide=1, multiple=1)
 
     def apply(self, box: Box) -> Box:
         """Return the box with both edges in range."""

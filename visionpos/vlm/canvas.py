@@ -8,7 +8,7 @@ from math import floor
 from typing import Any, ClassVar, Literal
 
 from visionpos.errors import ConfigError
-from visionpos.vlm.box import Box, BoxSize
+from visionpos.vlm.box import Box, BoxSize, check_spec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,6 +23,9 @@ class Stretch:
 
     kind: Literal["stretch"] = "stretch"
     box: BoxSize | None = None
+
+    def __post_init__(self) -> None:
+        check_spec(self, "stretch step", box=1)
 
     def apply(self, box: Box) -> Box:
         """Return the stretched box. A picture thinner than a pixel of the new canvas keeps one."""
@@ -60,6 +63,7 @@ class Canvas:
     align: Literal["centre", "end"] = "centre"
 
     def __post_init__(self) -> None:
+        check_spec(self, "canvas step", box=1, multiple=1)
         if (self.box is not None) + (self.multiple is not None) + self.square > 1:
             raise ConfigError(
                 f"canvas step has box {self.box}, multiple {self.multiple} and square {self.square}; "

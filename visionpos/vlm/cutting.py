@@ -7,7 +7,7 @@ from fractions import Fraction
 from typing import Any, ClassVar, Literal
 
 from visionpos.errors import ConfigError
-from visionpos.vlm.box import Arithmetic
+from visionpos.vlm.box import Arithmetic, check_least
 from visionpos.vlm.resize import Step
 
 
@@ -37,6 +37,11 @@ class TileSpec:
             raise ConfigError(
                 f"tile px is {self.px} and margin_px {self.margin_px}; 0 <= margin_px < px is required. Correct them."
             )
+        if self.unit_px is not None and self.unit_px <= self.margin_px:
+            raise ConfigError(
+                f"tile unit_px is {self.unit_px} and margin_px {self.margin_px}; margin_px < unit_px is required. "
+                "Correct them."
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +52,9 @@ class RoundedCells:
 
     multiple: int
     cells: int
+
+    def __post_init__(self) -> None:
+        check_least(self, "rounded_cells_over", multiple=1, cells=0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,6 +80,9 @@ class WhenSpec:
     images_at_most: int | None = None
     rounded_cells_over: RoundedCells | None = None
     tiles_over: int | None = None
+
+    def __post_init__(self) -> None:
+        check_least(self, "when", ratio_at_least=1, images_at_most=0)
 
     def holds(self, size_hw: tuple[int, int], images: int) -> bool:
         """Return whether a picture of this size is to be cut, as far as that can be said before picking."""
@@ -122,3 +133,6 @@ class ShrinkSpec:
     tiles: int
     over: Fraction
     arithmetic: Arithmetic = "exact"
+
+    def __post_init__(self) -> None:
+        check_least(self, "shrink", tiles=1, over=1)

@@ -14,17 +14,19 @@ from torch import Tensor
 
 from visionpos.errors import PositionError
 from visionpos.geometry import Rotation
-from visionpos.vlm.grammar import FamilySpec, LanguageSpec, VideoSpec
+from visionpos.vlm.clips import sampled_frames
+from visionpos.vlm.grammar import FamilySpec, VideoSpec
 from visionpos.vlm.ids import PositionIds, ids_from_tokens, stream_ids
 from visionpos.vlm.inputs import Grids
 from visionpos.vlm.instants import Seconds
+from visionpos.vlm.language import LanguageSpec
 from visionpos.vlm.loading import VENDOR, family_spec, resolve
 from visionpos.vlm.rotary import Accuracy, language_freqs, language_rotation
 from visionpos.vlm.rules import Rule
 from visionpos.vlm.segments import Audio, Image, Segment, Special, Text, Video
 from visionpos.vlm.serialize import image_runs, text_run, tokenised, video_runs
-from visionpos.vlm.stream import AUDIO, Marker, Run, TokenStream
-from visionpos.vlm.tiling import Plan, image_plan, sampled_frames, video_plan
+from visionpos.vlm.stream import Marker, Run, TokenStream
+from visionpos.vlm.tiling import Plan, media_plan
 from visionpos.vlm.tokens import Tokenizer
 
 
@@ -66,11 +68,9 @@ class Family:
             ((476, 644), (1, 17, 23), 391)
         """
         if isinstance(media, Video):
-            video = self._video()
+            self._video()
         try:
-            if isinstance(media, Video):
-                return video_plan(media, video)
-            return image_plan(media, self.spec, images)
+            return media_plan(media, self.spec, images)
         except PositionError as error:
             raise PositionError(f"{self.name}: {error}") from None
 
@@ -93,6 +93,8 @@ class Family:
             >>> stream.length, stream.names[:3], stream.text_is_symbolic
             (9, ('Describe', '<|vision_start|>', '<|image_pad|>'), True)
         """
+        if not isinstance(segments, Iterable):
+            raise PositionError(f"segments is {segments!r}; a list of segments is required. Pass a list.")
         runs: list[Run] = []
         given = list(segments)
         images = sum(isinstance(segment, Image) for segment in given)
@@ -150,12 +152,6 @@ class Family:
         Raises:
             PositionError: naming row, item, expected and found, if types, mask, grids and times do not fit together.
         """
-        if (modality == AUDIO).any():
-            row = int((modality == AUDIO).reshape(-1, modality.shape[-1]).any(-1).int().argmax())
-            raise PositionError(
-                f"modality is {AUDIO} (audio) in row {row}; {self.name} takes no audio. "
-                "Type those tokens 0 if they are text."
-            )
         return ids_from_tokens(
             input_ids,
             modality,
@@ -207,8 +203,9 @@ class Family:
             >>> family("qwen2_vl").frame_count(total_frames=300, source_fps=30.0)
             20
         """
+        video = self._video()
         try:
-            return sampled_frames(self._video(), total_frames, source_fps)
+            return sampled_frames(video, total_frames, source_fps)
         except PositionError as error:
             raise PositionError(f"{self.name}: {error}") from None
 

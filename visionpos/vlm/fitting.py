@@ -11,8 +11,8 @@ from fractions import Fraction
 from math import floor
 from typing import Any, ClassVar, Literal
 
-from visionpos.errors import ConfigError, PositionError
-from visionpos.vlm.box import ROUNDING, Arithmetic, Box, BoxSize, Number, Rounding
+from visionpos.errors import PositionError
+from visionpos.vlm.box import ROUNDING, Arithmetic, Box, BoxSize, Number, Rounding, check_spec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,6 +31,9 @@ class Refuse:
     ratio_over: int | None = None
     side_under: int | None = None
     side_over: int | None = None
+
+    def __post_init__(self) -> None:
+        check_spec(self, "refuse step", ratio_over=1, side_under=1, side_over=1)
 
     def apply(self, box: Box) -> Box:
         """Return the box unchanged, or raise PositionError."""
@@ -70,6 +73,9 @@ class Enlarge:
     side_at_least: int
     keep_ratio: Literal["none", "floor", "half_even"] = "none"
     arithmetic: Arithmetic = "exact"
+
+    def __post_init__(self) -> None:
+        check_spec(self, "enlarge step", side_at_least=1)
 
     def apply(self, box: Box) -> Box:
         """Return the enlarged box."""
@@ -121,6 +127,9 @@ class Fit:
     arithmetic: Literal["exact", "float64", "float64_both", "float64_divided", "float64_ratio"] = (
         "exact"
     )
+
+    def __post_init__(self) -> None:
+        check_spec(self, "fit step", box=1, at_least=0, at_most_upscale_to=1)
 
     def apply(self, box: Box) -> Box:
         """Return the scaled box."""
@@ -192,10 +201,7 @@ class Multiple:
     arithmetic: Arithmetic = "exact"
 
     def __post_init__(self) -> None:
-        if self.of < 1:
-            raise ConfigError(
-                f"multiple step has of {self.of}; a unit of at least 1 pixel is required."
-            )
+        check_spec(self, "multiple step", of=1, at_least=0, thin_at_most=1)
 
     def apply(self, box: Box) -> Box:
         """Return the box whose sides are multiples."""

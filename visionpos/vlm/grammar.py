@@ -10,9 +10,11 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 from visionpos.errors import ConfigError
+from visionpos.vlm.box import check_least, check_spec
 from visionpos.vlm.cutting import ContentSpec, ShrinkSpec, TileSpec, WhenSpec
 from visionpos.vlm.instants import Instant
-from visionpos.vlm.markers import StreamSpec, VideoStreamSpec
+from visionpos.vlm.language import LanguageSpec
+from visionpos.vlm.markers import StreamSpec, VideoStreamSpec, check_name
 from visionpos.vlm.picking import PickSpec
 from visionpos.vlm.pixel_spec import PixelSpec
 from visionpos.vlm.resize import Step
@@ -42,6 +44,7 @@ class GridSpec:
     queries: int | None = None
 
     def __post_init__(self) -> None:
+        check_spec(self, "grid")
         if min(self.patch, self.merge) < 1:
             raise ConfigError(
                 f"patch is {self.patch} and merge {self.merge}; whole numbers of at least 1 are required. Correct them."
@@ -123,6 +126,14 @@ class SampleSpec:
     at_least: int = 1
     at_most: int
 
+    def __post_init__(self) -> None:
+        check_spec(self, "sample", multiple=1, at_least=1)
+        if self.fps <= 0 or self.at_most < max(self.at_least, self.multiple):
+            raise ConfigError(
+                f"sample has fps {self.fps}, multiple {self.multiple}, at_least {self.at_least} and at_most "
+                f"{self.at_most}; fps above 0, and at_most no less than the other two, are required. Correct them."
+            )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VideoSpec:
@@ -148,28 +159,9 @@ class VideoSpec:
     sample: SampleSpec | None = None
     cell: str
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LanguageSpec:
-    """The rotary layout of the language model.
-
-    Args:
-        head_dim: channels of a head.
-        theta: ladder base.
-        sections: channel pairs an axis.
-        order: which axis drives which pair.
-        pairing: which two channels turn together.
-        rotary_dim: channels that turn; all of them where the YAML says nothing.
-    """
-
-    __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid"}
-
-    head_dim: int
-    theta: float
-    sections: tuple[int, ...]
-    order: Literal["contiguous", "interleaved"]
-    pairing: Literal["half", "adjacent"]
-    rotary_dim: int | None = None
+    def __post_init__(self) -> None:
+        check_least(self, "video", group=1)
+        check_name("video.cell", self.cell)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -199,3 +191,13 @@ class FamilySpec:
     pixels: PixelSpec | None = None
     language: LanguageSpec | None = None
     untiled: FamilySpec | None = None
+
+    def __post_init__(self) -> None:
+        check_name("cell", self.cell)
+        shown = {"global": self.views.global_, "tiles": self.views.pick}
+        for node, view in shown.items():
+            if view is not None and node not in self.stream.order:
+                raise ConfigError(
+                    f"stream.order is {list(self.stream.order)} and views has {node}, whose features would have no "
+                    "token; every view must be written. Add it to the order, or remove the view."
+                )

@@ -13,11 +13,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from visionpos.vlm.clocks import Array
+from visionpos.vlm.increments import index_steps
 from visionpos.vlm.inputs import Grids, checked_tokens, clip_clocks, token_grids
 from visionpos.vlm.instants import Seconds
-from visionpos.vlm.rules import Array, Delta, Rule
+from visionpos.vlm.rings import ring
+from visionpos.vlm.rules import Delta, Rule, times
 from visionpos.vlm.stream import IMAGE, VIDEO, TokenStream
-from visionpos.vlm.units import Units, ranges, units_of_stream, units_of_tokens
+from visionpos.vlm.token_units import units_of_tokens
+from visionpos.vlm.units import Units, ranges, units_of_stream
+from visionpos.vlm.views_ids import views_ids
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -64,7 +69,13 @@ def stream_ids(stream: TokenStream, rule: Rule) -> PositionIds:
         >>> stream_ids(text, Rule(axes=("time", "row", "col"))).ids.tolist()
         [[0, 1, 2], [0, 1, 2], [0, 1, 2]]
     """
-    ids, following, delta = _placed(units_of_stream(stream, rule), rule, padded=stream.length)
+    if rule.place != "unit":
+        ids, following = views_ids(stream, rule)
+        lengths = np.array([stream.length])
+        delta = _delta(ids, following, lengths, rule.delta, stream.length)
+    else:
+        units = units_of_stream(stream, rule)
+        ids, following, delta = _placed(units, rule, padded=stream.length)
     batch = (torch.from_numpy(part) for part in (ids[:, None], following, delta))
     return PositionIds(*batch).row(0)
 
@@ -107,15 +118,13 @@ def ids_from_tokens(
         >>> ids_from_tokens(types, types, [[1, 4, 6]], rule=rule, merge=2).ids[1].tolist()
         [0, 1, 1, 1, 2, 2, 2, 4]
     """
-    types, keep = checked_tokens(input_ids, modality, attention_mask)
-    if (
-        rule.is_sequential
-    ):  # placeholders of newlines and queries are in no grid, and no grid is needed
+    types, keep = checked_tokens(input_ids, modality, attention_mask, rule)
+    if rule.is_sequential:  # placeholders of newlines and queries are in no grid
         types, image_grids, video_grids = np.zeros_like(types), None, None
     of_images, of_clips = (merge, merge) if isinstance(merge, int) else merge
     grids = {
         IMAGE: token_grids(image_grids, "image_grids", merge=of_images),
-        VIDEO: token_grids(video_grids, "video_grids", merge=of_clips),
+        VIDEO: token_grids(video_grids, "video_grids", merge=of_clips, frames=rule.temporal_merge),
     }
     timed = rule.counts_seconds and len(grids[VIDEO]) > 0
     clocks = clip_clocks(seconds_per_grid, len(grids[VIDEO])) if timed else ()
@@ -139,16 +148,34 @@ def _placed(units: Units, rule: Rule, *, padded: int) -> tuple[Array, Array, Arr
     frames, height, width = units.shape.T
     tau = rule.frame_offsets(frames, np.maximum(height, width), units.clocks)
     last_tau = tau[np.cumsum(frames) - 1]
-    # A unit moves what follows it by advance - cells from its place in the row: one cumulative sum gives every start.
-    move = rule.advance(frames, height, width, last_tau).astype(rule.dtype) - units.sizes
+    step = index_steps(units, rule)
+    advance = rule.advance(units.shape, last_tau, _stepped(units.sizes, *step)).astype(rule.dtype)
+    rings = None
+    if rule.circle is not None:
+        rings = [ring(rule.circle, *side) for side in units.shape[:, 1:].tolist()]
+        reach = np.array([one.max() for one in rings])
+        advance = reach + last_tau + 1
+    for unit, woven in units.woven.items():
+        if woven.ends_in_audio:
+            advance[unit] = len(woven.audio)
+    # A unit moves what follows it by advance - tokens from its place in the row: one cumulative sum gives every start.
+    move = advance - units.spans
     moved: Array = np.cumsum(move)
     moved = moved - (moved - move)[units.first_of_row]
     text = _text_positions(units, moved)
     ids = np.repeat(text[None], len(rule.axes), axis=0)
-    _write_cells(ids, units, text[units.start], tau, rule)
+    start = text[units.start]
+    _write_cells(ids, units, start, tau, rule, step, rings)
+    for unit, woven in units.woven.items():
+        woven.write(ids, units.start[unit], start[unit], start[unit] + advance[unit])
     following = units.row_lengths.astype(rule.dtype)
     np.add.at(following, units.row, move)
-    return ids, following, _delta(ids, following, units, rule.delta, padded)
+    return ids, following, _delta(ids, following, units.row_lengths, rule.delta, padded)
+
+
+def _stepped(values: Array, above: Array, below: Array) -> Array:
+    """Return values * above / below, int64 where every step is whole, else float64 rounded once."""
+    return np.asarray(values * above if (below == 1).all() else values * above / below)
 
 
 def _text_positions(units: Units, moved: Array) -> Array:
@@ -159,7 +186,7 @@ def _text_positions(units: Units, moved: Array) -> Array:
         moved: `[units]` by how much the units of the row, up to and with this one, moved what follows.
     """
     row_start = np.cumsum(units.row_lengths) - units.row_lengths
-    cut = np.concatenate([units.start + units.sizes, row_start])
+    cut = np.concatenate([units.start + units.spans, row_start])
     value = np.concatenate([moved, np.zeros(len(row_start), dtype=moved.dtype)])
     # Stable: where a unit ends its row, the 0 of the next row comes last and holds.
     order = np.argsort(cut, kind="stable")
@@ -168,7 +195,15 @@ def _text_positions(units: Units, moved: Array) -> Array:
     return np.asarray(place + np.repeat(value[order], np.diff(np.append(cut[order], total))))
 
 
-def _write_cells(ids: Array, units: Units, start: Array, tau: Array, rule: Rule) -> None:
+def _write_cells(
+    ids: Array,
+    units: Units,
+    start: Array,
+    tau: Array,
+    rule: Rule,
+    step: tuple[Array, Array],
+    rings: Sequence[Array] | None,
+) -> None:
     """Write the ids of every cell into `ids [axes, tokens]`.
 
     Args:
@@ -177,6 +212,8 @@ def _write_cells(ids: Array, units: Units, start: Array, tau: Array, rule: Rule)
         start: `[units]` position s of each unit.
         tau: `[sum of frames]` time offset of every frame of every unit.
         rule: the position rule.
+        step: what one cell of each unit adds to `index`, as numerators and denominators, `[units]` each.
+        rings: `[3, cells of a frame]` of each unit, where the rule lays cells on a circle.
     """
     unit, cell = ranges(units.sizes)
     clip_row, col = np.divmod(cell, units.shape[unit, 2])
@@ -189,20 +226,25 @@ def _write_cells(ids: Array, units: Units, start: Array, tau: Array, rule: Rule)
     centre = [(side - 1) // 2 if rule.centre else 0 for side in (height, units.shape[unit, 2])]
     number = np.arange(len(start)) - units.first_of_row
     values: dict[str, Callable[[], Array]] = {
-        "index": lambda: s + cell if rule.cell_step == 1 else s - 1 + (cell + 1) * rule.step,
+        "index": lambda: s - 1 + _stepped(cell + 1, *(part[unit] for part in step)),
         "time": lambda: s + offset,
-        "row": lambda: origin + row - centre[0],
-        "col": lambda: origin + col - centre[1],
+        "row": lambda: origin + times(row, rule.row_step) - centre[0],
+        "col": lambda: origin + times(col, rule.col_step) - centre[1],
         "ordinal": lambda: number[unit],
     }
     at = units.start[unit] + cell
+    for one, woven in units.woven.items():
+        at[unit == one] = units.start[one] + woven.cells
+    if rings is not None:
+        stacked = [np.tile(one, count) for one, count in zip(rings, frames, strict=True)]
+        ids[:, at] = s + offset + np.concatenate([np.zeros((3, 0)), *stacked], axis=1)
+        return
     for out, axis in zip(ids, rule.axes, strict=True):
         out[at] = values[axis]()
 
 
-def _delta(ids: Array, following: Array, units: Units, delta: Delta, padded: int) -> Array:
+def _delta(ids: Array, following: Array, lengths: Array, delta: Delta, padded: int) -> Array:
     """Return `[b]` what decoding adds to a token count."""
-    lengths = units.row_lengths
     if delta.from_ == "none":
         return np.zeros_like(following)
     base = following

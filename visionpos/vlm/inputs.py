@@ -13,15 +13,16 @@ import torch
 from torch import Tensor
 
 from visionpos.errors import PositionError
+from visionpos.vlm.clocks import Array, Clock
 from visionpos.vlm.instants import Seconds, checked_step, exact
-from visionpos.vlm.rules import Array, Clock
-from visionpos.vlm.stream import MODALITY_NAMES
+from visionpos.vlm.pieces import AUDIO, MODALITY_NAMES
+from visionpos.vlm.rules import Rule
 
 Grids = Tensor | Sequence[Sequence[int]]
 
 
 def checked_tokens(
-    input_ids: Tensor, modality: Tensor, attention_mask: Tensor | None
+    input_ids: Tensor, modality: Tensor, attention_mask: Tensor | None, rule: Rule
 ) -> tuple[Array, Array]:
     """Return types and which tokens are no padding, `[b, n]` each, after checking that they agree.
 
@@ -29,9 +30,11 @@ def checked_tokens(
         input_ids: `[n]` or `[b, n]`; only its shape is read.
         modality: like input_ids, 0 to 3.
         attention_mask: like input_ids, 0 or 1; None if nothing is padded.
+        rule: says whether there may be sound.
 
     Raises:
-        PositionError: if shapes differ, a value is out of range, or padding is typed as a placeholder.
+        PositionError: if shapes differ, a value is out of range, padding is typed as a placeholder, or there is sound
+            and the rule takes none.
     """
     mask = torch.ones_like(modality) if attention_mask is None else attention_mask
     shapes = [tuple(part.shape) for part in (input_ids, modality, mask)]
@@ -63,16 +66,23 @@ def checked_tokens(
             f"modality is {types[row, at]} at row {row}, token {at}, which attention_mask calls padding; padding must "
             "be 0. Pad modality on the same side as input_ids."
         )
+    wrong = types == AUDIO
+    if rule.audio == "none" and wrong.any():
+        raise PositionError(
+            f"modality is {AUDIO} (audio) in row {np.argwhere(wrong)[0][0]}; this family takes no audio. "
+            "Type those tokens 0 if they are text."
+        )
     return types, keep
 
 
-def token_grids(grids: Grids | None, name: str, *, merge: int) -> Array:
+def token_grids(grids: Grids | None, name: str, *, merge: int, frames: int = 1) -> Array:
     """Return `[items, 3]` frames, height, width in tokens, from grids in patches.
 
     Args:
         grids: `[items, 3]` frames, height, width in patches, or None for no items.
         name: the argument, for the message.
         merge: patches a token and side.
+        frames: frames of the grid that are one time step; a rest is left out, and a single frame is a step.
 
     Raises:
         PositionError: if the shape is not `[items, 3]`, a side is below 1 or no multiple of merge, or an image has
@@ -98,7 +108,7 @@ def token_grids(grids: Grids | None, name: str, *, merge: int) -> Array:
         raise PositionError(
             f"image_grids[{item}] has {int(table[item, 0])} frames; an image has one. Pass clips as video_grids."
         )
-    return (table // [1, merge, merge]).astype(np.int64)
+    return np.maximum(table // [frames, merge, merge], 1).astype(np.int64)
 
 
 def clip_clocks(

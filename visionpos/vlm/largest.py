@@ -9,7 +9,7 @@ from math import ceil, isqrt, sqrt
 from typing import Any, ClassVar, Literal
 
 from visionpos.errors import PositionError
-from visionpos.vlm.box import Arithmetic, Box
+from visionpos.vlm.box import Arithmetic, Box, check_spec
 from visionpos.vlm.budgets import counted_frames
 
 BISECTION_EPS = 1e-5  # of the factor, in big_vision, timm and transformers
@@ -34,6 +34,9 @@ class Patches:
     at_most: int
     scale_at_most: int = 100
     arithmetic: Arithmetic = "exact"
+
+    def __post_init__(self) -> None:
+        check_spec(self, "patches step", patch=1, at_most=1, scale_at_most=1)
 
     def apply(self, box: Box) -> Box:
         """Return the box of whole patches.
@@ -92,6 +95,9 @@ class PatchBudget:
     at_most: int
     side_at_most: int
 
+    def __post_init__(self) -> None:
+        check_spec(self, "patch_budget step", patch=1, at_most=1, side_at_most=1)
+
     def apply(self, box: Box) -> Box:
         """Return the shrunk box."""
         counted = max(box.height // self.patch, 1) * max(box.width // self.patch, 1)
@@ -137,6 +143,10 @@ class AlignedPixels:
     frame_multiple: int = 1
     over: Literal["frame", "clip"] = "frame"
     arithmetic: Arithmetic = "exact"
+
+    def __post_init__(self) -> None:
+        least = {"multiple": 1, "min_px": 1, "frames": 1, "frame_multiple": 1}
+        check_spec(self, "aligned_pixels step", **least, max_px=self.min_px)
 
     def apply(self, box: Box) -> Box:
         """Return the box whose sides are multiples and whose pixels are in budget."""
@@ -211,12 +221,17 @@ class RowBudget:
     frame_px: int
     over: Literal["frame", "clip"] = "frame"
 
+    def __post_init__(self) -> None:
+        check_spec(self, "row_budget step", multiple=1, max_px=1, frame_px=1)
+
     def apply(self, box: Box) -> Box:
         """Return the box of whole cells; one cell where nothing fits."""
         frames = counted_frames(box, None, 1, self.over)
         cell = self.multiple**2
         most_cols = max(1, box.width // self.multiple)
-        for rows in range(max(1, box.height // self.multiple), 0, -1):
+        # More rows leave no room for one column and its row end, or for one cell of the frame.
+        most_rows = min(self.max_px // cell // (2 * frames), self.frame_px // cell)
+        for rows in range(min(max(1, box.height // self.multiple), most_rows), 0, -1):
             # On the ray of the ratio, `rows` rows go with these columns; one row admits any narrower width.
             fewest = 1 if rows == 1 else max(1, box.width * rows // box.height)
             ray = max(1, -(-box.width * (rows + 1) // box.height) - 1)

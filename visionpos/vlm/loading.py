@@ -13,8 +13,10 @@ from typing import Any
 from visionpos import config
 from visionpos.errors import ConfigError, did_you_mean
 from visionpos.vlm.grammar import FamilySpec
-from visionpos.vlm.resize import STEPS, Step
+from visionpos.vlm.resize import STEPS
 
+NAMED = {"factor": "grid.patch and grid.merge", "tile": "views.tile.px", "tile_area": "views.tile.px"}
+DEEPEST = 20  # maps inside maps; no family needs ten
 LATER = {"dialects", "variants", "untiled"}  # parts of a file that are overlays themselves
 VENDOR = "vendor"  # what a family's file says before any dialect is laid on it
 
@@ -50,6 +52,7 @@ def resolve(name: str, dialect: str, variant: str | None, overlay: Mapping[str, 
     Raises:
         ConfigError: if name, dialect or variant is unknown; the message lists the known ones.
     """
+    _check_overlay(overlay)
     data = _load(name, ())
     variants = data.pop("variants", {})
     _check_known("variant", variant, variants, name)
@@ -63,7 +66,7 @@ def resolve(name: str, dialect: str, variant: str | None, overlay: Mapping[str, 
 def _load(name: str, seen: tuple[str, ...]) -> dict[str, Any]:
     """Return the data of a family, laid on what it is like."""
     files = config.shipped("vlm")
-    if name not in files:
+    if not isinstance(name, str) or name not in files:
         raise ConfigError(
             f"family {name!r} is unknown; it must be one of {', '.join(files)}.{did_you_mean(name, files)}"
         )
@@ -84,6 +87,10 @@ def _laid(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     for key in LATER & over.keys():
         under = base.get(key, {})
         later = {} if over[key] is None else over[key]
+        if not isinstance(later, Mapping):
+            raise ConfigError(
+                f"{key} is {later!r}; a mapping in the family's grammar is required. Correct it."
+            )
         out[key] = dict(later) if later.get("replace") is True else _merged(under, later)
         out[key].pop("replace", None)
     return out
@@ -100,11 +107,26 @@ def _merged(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]
 
 
 def _check_known(what: str, value: str | None, known: Mapping[str, Any], name: str) -> None:
-    if value is not None and value not in known:
+    if value is not None and not (isinstance(value, str) and value in known):
         listed = ", ".join(known) or "none"
         raise ConfigError(
             f"{what} {value!r} of {name} is unknown; known: {listed}.{did_you_mean(value, known)}"
         )
+
+
+def _check_overlay(overlay: Any, depth: int = 0) -> None:
+    """Refuse an overlay that is no mapping, or holds itself."""
+    if depth == 0 and not isinstance(overlay, Mapping):
+        raise ConfigError(
+            f"overlay is {overlay!r}; a mapping in the family's grammar is required, such as "
+            "{'grid': {'patch': 16}}."
+        )
+    if depth > DEEPEST:
+        raise ConfigError("overlay nests too deeply; write plain mappings and lists.")
+    inner = overlay.values() if isinstance(overlay, Mapping) else overlay
+    for item in inner:
+        if isinstance(item, (Mapping, list, tuple)):
+            _check_overlay(item, depth + 1)
 
 
 def family_spec(data: Mapping[str, Any], *, source: str) -> FamilySpec:
@@ -137,7 +159,7 @@ def family_spec(data: Mapping[str, Any], *, source: str) -> FamilySpec:
 
 
 def _read(value: Any, names: Mapping[str, int], source: str) -> Any:
-    """Return data with sizes as steps, names of numbers as numbers, and keys that Python accepts."""
+    """Return data with sizes as checked steps, names of numbers as numbers, and keys that Python accepts."""
     if isinstance(value, Mapping):
         names = _named_numbers(value, names)
         return {
@@ -157,27 +179,40 @@ def _read_item(key: str, item: Any, names: Mapping[str, int], source: str) -> An
 
 
 def _number(value: Any, names: Mapping[str, int]) -> Any:
-    """Return the number that a name stands for, also inside a mapping."""
+    """Return the number that a name stands for, also inside a mapping.
+
+    Raises:
+        ConfigError: if what the name is made of is no whole number.
+    """
     if isinstance(value, Mapping):
         return {key: _number(item, names) for key, item in value.items()}
-    return names.get(value, value) if isinstance(value, str) else value
+    if not isinstance(value, str) or value not in NAMED:
+        return value
+    if value not in names:
+        raise ConfigError(
+            f"{value!r} stands for a number, and {NAMED[value]} is none; whole numbers are required. Correct them."
+        )
+    return names[value]
 
 
 def _named_numbers(value: Mapping[str, Any], names: Mapping[str, int]) -> Mapping[str, int]:
     """Return the names that numbers may be given by inside `value`: factor = patch * merge, tile, tile_area."""
     found = dict(names)
     grid, views = value.get("grid"), value.get("views")
-    if isinstance(grid, Mapping) and isinstance(grid.get("patch"), int):
-        found["factor"] = grid["patch"] * grid.get("merge", 1)
+    if isinstance(grid, Mapping):
+        found.pop("factor", None)
+        if type(grid.get("patch")) is int and type(grid.get("merge", 1)) is int:
+            found["factor"] = grid["patch"] * grid.get("merge", 1)
     tile = views.get("tile") if isinstance(views, Mapping) else None
-    if isinstance(tile, Mapping) and isinstance(tile.get("px"), int):
+    if isinstance(tile, Mapping) and type(tile.get("px")) is int:
         found |= {"tile": tile["px"], "tile_area": tile["px"] ** 2}
     return found
 
 
-def _step(data: Any, names: Mapping[str, int], source: str) -> Step:
-    """Return one size step."""
+def _step(data: Any, names: Mapping[str, int], source: str) -> dict[str, Any]:
+    """Return one size step as plain data, after its own class has seen it: that names what is wrong."""
     kind = data.get("kind") if isinstance(data, Mapping) else None
-    if kind not in STEPS:
+    if not isinstance(kind, str) or kind not in STEPS:
         raise ConfigError(f"{source}: kind is {kind!r}; it must be one of {', '.join(STEPS)}.")
-    return config.parse(STEPS[kind], _number(data, names), source=f"{source} step {kind!r}")
+    step = config.parse(STEPS[kind], _number(data, names), source=f"{source} step {kind!r}")
+    return config.plain(step)

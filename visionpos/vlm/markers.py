@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from string import Formatter
 from typing import Any, ClassVar, Literal
@@ -15,11 +16,23 @@ Edge = Literal["before", "between", "end", "after"]
 FIELDS = ("row", "col", "k", "index", "rows", "cols", "seconds", "whole", "clock")
 
 
+# How a field may be written: a width of one or two digits, a number of decimals, d or f.
+FORM = re.compile(r"0?\d{0,2}(\.\d)?[df]?")
+
+
+def check_name(what: str, name: str) -> None:
+    """Refuse a token without a name."""
+    if not name:
+        raise ConfigError(
+            f"{what} is ''; the name of a token is required. Leave a marker out for none."
+        )
+
+
 def fields_of(template: str) -> tuple[str, ...]:
     """Return the fields that a template names.
 
     Raises:
-        ConfigError: if one is unknown.
+        ConfigError: if one is unknown, or written in a form that no number has.
 
     Example:
         >>> fields_of("<row_{row}_col_{col}>")
@@ -27,13 +40,24 @@ def fields_of(template: str) -> tuple[str, ...]:
     """
     if "{" not in template:
         return ()
-    names = tuple(name for _, name, _, _ in Formatter().parse(template) if name is not None)
-    for name in names:
+    try:
+        parsed = [part[1:] for part in Formatter().parse(template) if part[1] is not None]
+    except ValueError as error:
+        raise ConfigError(
+            f"text {template!r} cannot be read: {error}; write {{{{ and }}}} for braces."
+        ) from None
+    for name, form, conversion in parsed:
         if name not in FIELDS:
             raise ConfigError(
                 f"text {template!r} names {{{name}}}; it may name {', '.join(FIELDS)}. Correct the field."
             )
-    return names
+        whole = name in ("seconds", "clock")
+        if conversion or not FORM.fullmatch(form or "") or (whole and form and form[-1] == "d"):
+            raise ConfigError(
+                f"text {template!r} writes {name} as {form or conversion!r}; a width, decimals, d or f are allowed. "
+                "Correct the form, such as {seconds:.1f}."
+            )
+    return tuple(str(name) for name, _, _ in parsed)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +73,7 @@ class Written:
     text: str
 
     def __post_init__(self) -> None:
+        check_name("text", self.text)
         fields_of(self.text)
 
 
@@ -63,6 +88,9 @@ class Learned:
     __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid"}
 
     learned: str
+
+    def __post_init__(self) -> None:
+        check_name("learned", self.learned)
 
 
 MarkerSpec = str | Written | Learned
@@ -93,6 +121,7 @@ class Wrap:
             object.__setattr__(self, edge, markers)
             for marker in markers:
                 if isinstance(marker, str):
+                    check_name(edge, marker)
                     fields_of(marker)
 
     def at(self, edge: Edge) -> tuple[MarkerSpec, ...]:
@@ -132,6 +161,12 @@ class StreamSpec:
     tiles: Wrap = field(default_factory=Wrap)
     tile_row: Wrap = field(default_factory=Wrap)
     tile: Wrap = field(default_factory=Wrap)
+
+    def __post_init__(self) -> None:
+        if not self.order or len(set(self.order)) < len(self.order):
+            raise ConfigError(
+                f"stream.order is {list(self.order)}; global, tiles or both, each once, are required. Correct it."
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,14 +7,14 @@ a leading minus means larger first, and the place in the candidate list decides 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import lru_cache
 from math import ceil
 from typing import Any, ClassVar, Literal
 
 from visionpos.errors import ConfigError
-from visionpos.vlm.box import Arithmetic
+from visionpos.vlm.box import Arithmetic, check_least
 from visionpos.vlm.keys import FILTERS, KEYS, Ask, covering
 
 Candidate = tuple[int, int]  # cols, rows
@@ -33,6 +33,7 @@ class Source:
         side_at_most: most tiles a side of `tiles`.
         sorted: order of `tiles`: by area then cols, by area then rows, or "ratio_groups": areas falling, cols rising,
             regrouped by ratio at its first appearance.
+        share: "images" divides the largest number of `tiles` by the number of images of the prompt, floored.
     """
 
     __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid"}
@@ -44,8 +45,17 @@ class Source:
     reading: Literal["wh", "hw"] = "wh"
     side_at_most: int | None = None
     sorted: Literal["area_cols", "area_rows", "ratio_groups"] = "area_cols"
+    share: Literal["images"] | None = None
 
     def __post_init__(self) -> None:
+        least = {"tiles": 1, "list": 1, "near_area": 2, "strips": 1, "side_at_most": 1}
+        check_least(self, "pick.from", **least)
+        if self.share is not None and self.tiles is None:
+            raise ConfigError(
+                f"pick.from has share {self.share!r} without tiles; (fewest, most) tiles are required. Leave it out."
+            )
+        if self.strips is not None and self.strips[0] > self.strips[1]:
+            raise ConfigError(f"pick.from has strips {self.strips}; (fewest, most) is required. Swap them.")
         given = [self.tiles, self.list, self.near_area, self.strips]
         if sum(one is not None for one in given) != 1:
             raise ConfigError(
@@ -71,6 +81,9 @@ class Threshold:
     covering_over: Fraction | None = None
     strip_at_least: int | None = None
     strip_ceil_at_least: int | None = None
+
+    def __post_init__(self) -> None:
+        check_least(self, "only", covering_over=0, strip_at_least=0, strip_ceil_at_least=0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,13 +144,16 @@ def _passes(only: Threshold, ask: Ask, cols: int, rows: int) -> bool:
     return least_px is None or ceil(Fraction(ask.long, tiles)) >= least_px
 
 
-def picked(spec: PickSpec, size_hw: tuple[int, int], px: int) -> Candidate | None:
+def picked(
+    spec: PickSpec, size_hw: tuple[int, int], px: int, images: int = 1
+) -> Candidate | None:
     """Return (cols, rows) of the grid that the rule picks, or None if it leaves none.
 
     Args:
         spec: the rule.
         size_hw: (height, width) of the picture in pixels, less the margin.
         px: side of a tile in pixels, less the margin.
+        images: number of images of the prompt, which may share the tiles.
 
     Example:
         >>> closest = Attempt(by=("ratio", "half_area"))
@@ -147,7 +163,7 @@ def picked(spec: PickSpec, size_hw: tuple[int, int], px: int) -> Candidate | Non
     """
     height, width = size_hw[::-1] if spec.transpose else size_hw
     ask = Ask(width, height, px, spec.arithmetic == "float64", spec.transpose)
-    candidates = _candidates(spec.from_, ask)
+    candidates = _candidates(spec.from_, ask, images)
     for attempt in spec.attempts:
         kept = list(enumerate(candidates))
         if isinstance(attempt.only, Threshold):
@@ -173,7 +189,7 @@ def _least(
     return [one for one, got in zip(kept, values, strict=True) if got == best]
 
 
-def _candidates(source: Source, ask: Ask) -> tuple[Candidate, ...]:
+def _candidates(source: Source, ask: Ask, images: int) -> tuple[Candidate, ...]:
     """Return the candidates in the order that decides ties."""
     if source.near_area is not None:
         return _near_area(min(-(-ask.width * ask.height // ask.px**2), source.near_area), source)
@@ -181,7 +197,14 @@ def _candidates(source: Source, ask: Ask) -> tuple[Candidate, ...]:
         fewest, most = source.strips
         wide = ask.width >= ask.height
         return tuple((k, 1) if wide else (1, k) for k in range(fewest, most + 1))
-    return _fixed(source)
+    return _fixed(source) if source.share is None else _shared(source, images)
+
+
+@lru_cache(maxsize=256)  # a pure function of frozen data
+def _shared(source: Source, images: int) -> tuple[Candidate, ...]:
+    """Return the grids of an image that shares the tiles with others."""
+    fewest, most = source.tiles or (1, 1)
+    return _fixed(replace(source, tiles=(fewest, max(fewest, most // images)), share=None))
 
 
 @lru_cache(maxsize=256)  # a pure function of frozen data

@@ -3,7 +3,8 @@
 A unit is an image, a clip, or one frame: T x H x W cells that start at position s. At frame f, row i, column j, with n
 counting cells from 1:
 
-    time = s + tau_f    row = o + i - ci    col = o + j - cj    index = s - 1 + n * cell_step    ordinal = unit's number
+    time = s + tau_f    row = o + i * row_step - ci    col = o + j * col_step - cj    index = s - 1 + n * cell_step
+    ordinal = unit's number in its row
 
 Text stands at one position on every axis. Nothing here holds state: the only thing a rule carries on is s.
 """
@@ -16,73 +17,13 @@ from fractions import Fraction
 from typing import Any, ClassVar, Literal
 
 import numpy as np
-import numpy.typing as npt
 
 from visionpos.errors import ConfigError
+from visionpos.vlm.clocks import Array, Clock, PerSecond
+
+__all__ = ["Array", "AudioInVideo", "Axis", "Circle", "Clock", "Delta", "PerSecond", "Rule"]
 
 Axis = Literal["index", "time", "row", "col", "ordinal"]
-Clock = Fraction | tuple[Fraction, ...]  # seconds of one grid step, or from the start to each step
-Array = npt.NDArray[Any]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PerSecond:
-    """Ids that count seconds: `tau_f = floor(seconds_f * per_second)`.
-
-    Args:
-        per_second: ids a second.
-        rounding: "floor", or "none" for ids that are no whole numbers (Qwen3-Omni).
-        arithmetic: "exact" in fractions; "float32_step" is `f * (per_second * seconds)` in float32, as transformers
-            since 5.18 does for Qwen2.5-VL; "float32_seconds" is `(f * seconds) * per_second` in float32, as vLLM and
-            the omni models do. The float orders hold for a regular clip (one number of seconds a grid step); true
-            times are always exact.
-    """
-
-    __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid"}
-
-    per_second: Fraction
-    rounding: Literal["floor", "none"] = "floor"
-    arithmetic: Literal["exact", "float32_step", "float32_seconds"] = "exact"
-
-    def __post_init__(self) -> None:
-        if self.per_second <= 0:
-            raise ConfigError(
-                f"per_second is {self.per_second}; a number of ids a second above 0 is required."
-                " Read it from the checkpoint's tokens_per_second."
-            )
-        if self.rounding == "none" and self.arithmetic != "exact":
-            raise ConfigError(
-                f"arithmetic is {self.arithmetic!r} with rounding 'none'; float orders exist to reproduce truncation. "
-                "Use arithmetic: exact."
-            )
-
-    def offsets(self, clock: Clock, frames: int) -> Array:
-        """Return tau_f of every frame, `[frames]` int64 (float64 without rounding).
-
-        Args:
-            clock: seconds of one grid step, or from the start of the clip to each step.
-            frames: number of grid steps.
-
-        Example:
-            >>> PerSecond(per_second=Fraction(25)).offsets(Fraction(2, 25), 6).tolist()
-            [0, 2, 4, 6, 8, 10]
-        """
-        if isinstance(clock, tuple):
-            return self._counted([(time * self.per_second).as_integer_ratio() for time in clock])
-        if self.arithmetic == "exact":
-            ids, each = (clock * self.per_second).as_integer_ratio()
-            return self._counted([(frame * ids, each) for frame in range(frames)])
-        frame = np.arange(frames, dtype=np.float32)
-        rate, seconds = float(self.per_second), float(clock)
-        if self.arithmetic == "float32_step":
-            return (frame * np.float32(rate * seconds)).astype(np.int64)
-        return (frame * np.float32(seconds) * np.float32(rate)).astype(np.int64)
-
-    def _counted(self, ratios: Sequence[tuple[int, int]]) -> Array:
-        """Return `[frames]` ids of exact ratios, rounded once."""
-        if self.rounding == "none":
-            return np.array([above / below for above, below in ratios])
-        return np.array([above // below for above, below in ratios], dtype=np.int64)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,24 +42,87 @@ class Delta:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AudioInVideo:
+    """The sound of a clip, its tokens woven between the clip's own: both start at s, a sound token adds one.
+
+    Text goes on behind the last token woven, be it sound or cell.
+
+    Args:
+        interleave: "chunks" writes the cells, then the sound, of every `chunk_seconds`; "time" whichever is earlier,
+            cells first on ties.
+        chunk_seconds: length of a chunk; for "chunks" alone.
+        share_edges: the start tokens of clip and sound stand at one position, and so do the end tokens.
+
+    Reference:
+        Qwen2.5-Omni (arXiv 2503.20215), Qwen3-Omni (arXiv 2509.17765); transformers get_rope_index of both.
+    """
+
+    __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid"}
+
+    interleave: Literal["chunks", "time"]
+    chunk_seconds: Fraction | None = None
+    share_edges: bool = False
+
+    def __post_init__(self) -> None:
+        if (self.interleave == "chunks") != (self.chunk_seconds is not None):
+            raise ConfigError(
+                f"chunk_seconds is {self.chunk_seconds} with interleave {self.interleave!r}; chunks need it and time "
+                "takes none. Give both or neither."
+            )
+        if self.chunk_seconds is not None and self.chunk_seconds <= 0:
+            raise ConfigError(
+                f"chunk_seconds is {self.chunk_seconds}; a duration above 0 is required. Qwen2.5-Omni has 2."
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Circle:
+    """Cells on a circle across the text axis, centred on s (Circle-RoPE); see `geometry.circle_coords`.
+
+    Args:
+        radius: of the circle; None takes the image's own reach.
+        alpha: weight in [0, 1] of the seen angle against the raster angle.
+    """
+
+    __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid"}
+
+    radius: float | None = 10.0
+    alpha: float = 0.5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
     """A position rule.
 
     Args:
         axes: what each axis of the ids counts, in the model's order.
-        origin: where rows and columns start: "start" o = s, "time" o = s + tau_f, "zero" o = 0.
+        origin: where rows and columns start: "start" o = s, "time" o = s + tau_f, "zero" o = 0 (spatial reset).
         centre: take (H - 1) // 2 off rows and (W - 1) // 2 off columns.
         frame_step: tau_f: a number of ids a frame, `PerSecond`, or "extent" for max(H, W) ids a frame.
+        row_step: what one row adds to `row` (MM-RoPE: 8 for latents of an eighth).
+        col_step: what one column adds to `col`.
         row_ends: "column" makes the marker at the end of a row cell W of that row.
-        next: where text goes on: "max" over all axes + 1, "ceil_max" the same of the next whole number, "extent"
-            s + max(H, W), "time" s + last tau + 1. Only clips separate them.
+        next: where text goes on: "max" behind the largest offset of any axis, "ceil_max" the same of the next whole
+            number, "extent" s + max(H, W), "time" s + last tau + 1. Only clips separate them.
         video: "block" places a clip as one unit, "frames" each frame as an image.
-        cell_step: what one cell adds to `index` (V2PE: a fraction).
+        cell_step: what one cell adds to `index` (V2PE: a fraction); or one number an image or clip of the prompt or
+            batch, in reading order, as training draws them (`drawn_steps`).
+        cell_span: what all cells of a unit together add to `index`, in place of cell_step (V2PE).
+        place: "unit": every view by itself; "canvas": all views of an image over one canvas, the whole image stretched
+            (MiniCPM-V 4.7); "aligned": tiles stand where the whole image shows the same (ID-Align). The last two read
+            streams alone.
+        circle: cells on a circle in place of the formula; None for none.
+        temporal_merge: frames of a clip's grid, as processors return it, that are one time step (ERNIE: 2). Streams
+            count time steps already.
+        edge_cells: placeholders that stand as text at either end of an image in token tensors (HunyuanVL: 1).
+        audio: "text": sound tokens stand as text does; "none": they are refused.
+        audio_in_video: how the sound of a clip is woven into it; None if it never is.
         delta: book-keeping for decoding.
         pad_id: id of padding.
 
     Raises:
-        ConfigError: if axes repeat or are missing, or an axis that does not grow stands without `index`.
+        ConfigError: if axes repeat or are missing, an axis that does not grow stands without one that does, or two
+            switches contradict each other.
     """
 
     __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid"}
@@ -126,11 +130,20 @@ class Rule:
     axes: tuple[Axis, ...]
     origin: Literal["start", "time", "zero"] = "start"
     centre: bool = False
-    frame_step: int | PerSecond | Literal["extent"] = 1
+    frame_step: int | PerSecond | Literal["extent"] | Fraction = 1
+    row_step: Fraction = Fraction(1)
+    col_step: Fraction = Fraction(1)
     row_ends: Literal["text", "column"] = "text"
     next: Literal["max", "ceil_max", "extent", "time"] = "max"
     video: Literal["block", "frames"] = "block"
-    cell_step: Fraction = Fraction(1)
+    cell_step: Fraction | tuple[Fraction, ...] = Fraction(1)
+    cell_span: Fraction | None = None
+    place: Literal["unit", "canvas", "aligned"] = "unit"
+    circle: Circle | None = None
+    temporal_merge: int = 1
+    edge_cells: int = 0
+    audio: Literal["none", "text"] = "none"
+    audio_in_video: AudioInVideo | None = None
     delta: Delta = field(default_factory=Delta)
     pad_id: int = 0
 
@@ -139,18 +152,45 @@ class Rule:
             raise ConfigError(
                 f"axes are {self.axes}; at least one, each once, is required. Correct the list."
             )
-        if self.cell_step <= 0:
-            raise ConfigError(
-                f"cell_step is {self.cell_step}; a step above 0 is required. Use 1, or a fraction as 1/16."
-            )
-        if isinstance(self.frame_step, int) and self.frame_step < 0:
+        for name in ("cell_step", "row_step", "col_step", "cell_span"):
+            step = getattr(self, name)
+            if any(one <= 0 for one in steps_of(step)):
+                raise ConfigError(
+                    f"{name} is {step}; a step above 0 is required. Use 1, or a fraction as 1/16."
+                )
+        if isinstance(self.frame_step, int | Fraction) and self.frame_step < 0:
             raise ConfigError(
                 f"frame_step is {self.frame_step}; ids that never fall from frame to frame are required. Use 0 or more."
             )
-        if (self.origin == "zero" or "ordinal" in self.axes) and "index" not in self.axes:
+        if min(self.temporal_merge, self.edge_cells + 1) < 1:
             raise ConfigError(
-                f"axes {self.axes} with origin {self.origin!r} do not say where text goes on; with origin 'zero' or an "
-                "'ordinal' axis the rule must count 'index' too. Add it to axes."
+                f"temporal_merge is {self.temporal_merge} and edge_cells {self.edge_cells}; at least 1 and 0 are "
+                "required. Leave them out."
+            )
+        self._check_axes()
+
+    def _check_axes(self) -> None:
+        """Refuse axes and switches that do not go together."""
+        grows = {"index", "time"} if self.origin == "zero" else {"index"}
+        if (self.origin == "zero" or "ordinal" in self.axes) and not grows & set(self.axes):
+            raise ConfigError(
+                f"axes {self.axes} with origin {self.origin!r} do not say where text goes on; with origin 'zero' the "
+                "rule must count 'index' or 'time' too, with an 'ordinal' axis 'index'. Add it to axes."
+            )
+        spatial = self.axes == ("time", "row", "col")
+        if (self.place == "canvas" or self.circle is not None) and not spatial:
+            raise ConfigError(
+                f"axes are {self.axes} with place {self.place!r} and circle {self.circle}; a canvas and a circle need "
+                "axes [time, row, col]. Correct one of them."
+            )
+        if self.place == "aligned" and (self.axes != ("index",) or self.cell_step != 1):
+            raise ConfigError(
+                f"axes are {self.axes} with place 'aligned'; [index] in whole steps is required. Correct one of them."
+            )
+        if self.audio_in_video is not None and not (self.video == "block" and spatial):
+            raise ConfigError(
+                f"audio_in_video is given with video {self.video!r} and axes {self.axes}; a block with axes "
+                "[time, row, col] is required. Leave it out."
             )
 
     @property
@@ -162,18 +202,20 @@ class Rule:
     @property
     def is_sequential(self) -> bool:
         """Return whether ids are 0, 1, 2, ... whatever the tokens are."""
-        return self.axes == ("index",) and self.cell_step == 1 and self.origin == "start"
-
-    @property
-    def step(self) -> float:
-        """Return what one cell adds to `index`."""
-        return float(self.cell_step)
+        plain = self.cell_step == 1 and self.cell_span is None and self.place == "unit"
+        return self.axes == ("index",) and plain and self.origin == "start"
 
     @property
     def dtype(self) -> type[np.int64] | type[np.float64]:
         """Return the dtype of ids: int64, or float64 where a rule counts in fractions."""
-        fractional = isinstance(self.frame_step, PerSecond) and self.frame_step.rounding == "none"
-        return np.float64 if fractional or self.cell_step != 1 else np.int64
+        tau = self.frame_step
+        unrounded = isinstance(tau, PerSecond) and tau.rounding == "none"
+        broken = isinstance(tau, Fraction) and tau.denominator > 1
+        steps = (*steps_of(self.cell_step), self.row_step, self.col_step)
+        fractional = self.cell_span is not None or any(step.denominator > 1 for step in steps)
+        return (
+            np.float64 if unrounded or broken or fractional or self.circle is not None else np.int64
+        )
 
     def frame_offsets(self, frames: Array, side: Array, clocks: Sequence[Clock | None]) -> Array:
         """Return tau of every frame of every unit, one unit after the other, `[sum(frames)]`.
@@ -188,7 +230,7 @@ class Rule:
         if self.frame_step == "extent":
             return np.asarray(frame * np.repeat(side, frames))
         if not isinstance(self.frame_step, PerSecond):
-            return np.asarray(frame * self.frame_step)
+            return times(frame, Fraction(self.frame_step))
         tau = np.zeros(len(frame), dtype=self.dtype)
         for unit in np.flatnonzero(frames > 1):
             clock, count = clocks[unit], int(frames[unit])
@@ -196,35 +238,48 @@ class Rule:
                 tau[first[unit] : first[unit] + count] = self.frame_step.offsets(clock, count)
         return tau
 
-    def advance(self, frames: Array, height: Array, width: Array, last_tau: Array) -> Array:
+    def advance(self, shape: Array, last_tau: Array, index_span: Array) -> Array:
         """Return how far behind its start s each unit lets text go on, `[units]`.
 
         Args:
-            frames: `[units]` T.
-            height: `[units]` H.
-            width: `[units]` W, with the row-end column where the rule has one.
+            shape: `[units, 3]` T, H, W, with the row-end column where the rule has one.
             last_tau: `[units]` tau of the last frame.
+            index_span: `[units]` what all cells together add to `index`.
         """
         if self.next == "extent":
-            return np.maximum(height, width)
+            return np.asarray(shape[:, 1:].max(1, initial=0))
         if self.next == "time":
             return last_tau + 1
-        top = np.stack(
-            [self._top(axis, frames, height, width, last_tau) for axis in self.axes]
-        ).max(0)
+        top = np.stack([self._top(axis, shape, last_tau, index_span) for axis in self.axes]).max(0)
         return np.asarray((np.ceil(top) if self.next == "ceil_max" else top) + 1)
 
-    def _top(
-        self, axis: Axis, frames: Array, height: Array, width: Array, last_tau: Array
-    ) -> Array:
-        """Return the largest id of an axis less s; axes that start at zero never hold the largest."""
+    def _top(self, axis: Axis, shape: Array, last_tau: Array, index_span: Array) -> Array:
+        """Return the largest offset of an axis; rows and columns that start at zero take as much room as others."""
         if axis == "index":
-            cells = frames * height * width
-            return cells - 1 if self.cell_step == 1 else cells * self.step - 1
+            return index_span - 1
         if axis == "time":
             return last_tau
-        if axis == "ordinal" or self.origin == "zero":
+        if axis == "ordinal":
             return np.zeros_like(last_tau)
-        side = height if axis == "row" else width
+        side, step = (shape[:, 1], self.row_step) if axis == "row" else (shape[:, 2], self.col_step)
         centre = (side - 1) // 2 if self.centre else 0
-        return side - 1 - centre + (last_tau if self.origin == "time" else 0)
+        return times(side - 1, step) - centre + (last_tau if self.origin == "time" else 0)
+
+
+def steps_of(step: Fraction | tuple[Fraction, ...] | None) -> tuple[Fraction, ...]:
+    """Return one step, several or none as a tuple."""
+    return step if isinstance(step, tuple) else () if step is None else (step,)
+
+
+def times(values: Array, step: Fraction) -> Array:
+    """Return values * step, int64 for a whole step, else float64 rounded once.
+
+    Example:
+        >>> (
+        ...     times(np.array([1, 2]), Fraction(1, 2)).tolist(),
+        ...     times(np.array([1, 2]), Fraction(3)).tolist(),
+        ... )
+        ([0.5, 1.0], [3, 6])
+    """
+    product = values * step.numerator
+    return np.asarray(product if step.denominator == 1 else product / step.denominator)

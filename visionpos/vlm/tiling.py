@@ -1,94 +1,58 @@
-"""Plans: the views of a picture, their grids, and where on the picture every token looks.
+"""Tiling: the plan that a family's rules make of a picture or a clip.
 
 A size and a spec enter; rectangles leave, no pixels and no tensors until they are asked for.
 """
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from fractions import Fraction
 from functools import reduce
 from itertools import pairwise
 
-import torch
-from torch import Tensor
-
 from visionpos.errors import PositionError
 from visionpos.geometry import Grid
+from visionpos.geometry.grid import is_whole
 from visionpos.vlm.box import Box
 from visionpos.vlm.canvas import Stretch
 from visionpos.vlm.cutting import TileSpec
-from visionpos.vlm.grammar import FamilySpec, GridSpec, VideoSpec
+from visionpos.vlm.grammar import FamilySpec, GridSpec, VideoSpec, ViewSpec, ViewsSpec
 from visionpos.vlm.instants import elapsed_steps, exact, named_instants
 from visionpos.vlm.picking import picked
+from visionpos.vlm.plans import Plan
 from visionpos.vlm.rasters import canvas_box, joined
 from visionpos.vlm.resize import boxed, resized
 from visionpos.vlm.segments import Image, Video
 from visionpos.vlm.views import Raster, Rect, Ruler, View, gridded, seen
 
-__all__ = ["Plan", "Raster", "Rect", "View", "image_plan", "sampled_frames", "video_plan"]
+__all__ = ["Plan", "Raster", "Rect", "View", "image_plan", "media_plan", "video_plan"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
-    """What a family makes of an image or a clip.
+def media_plan(media: Image | Video, spec: FamilySpec, images: int = 1) -> Plan:
+    """Return the plan of an image or a clip.
 
     Args:
-        size_hw: (height, width) of the original picture in pixels.
-        views: the pictures that the encoder sees, in stream order. A clip is one view with several time steps.
-        group: frames a time step.
-        frames: frames that were sampled, 1 for an image.
-        elapsed: exact seconds from the start of the clip to each time step, where known.
-        instants: the time in seconds that text names for each time step, where known.
-        tiles_rc: rows and columns of tiles; None if the picture is not cut.
-        joins: whether the stream reads all tiles as one raster.
-        raster: that raster; None where a family drops it because no cell is left.
-        order: the parts of an image in stream order.
+        media: its size before any resizing.
+        spec: the family's rules; with a rule for clips, if it is one.
+        images: number of images of the prompt.
+
+    Raises:
+        PositionError: naming the size, if the family refuses it.
     """
-
-    size_hw: tuple[int, int]
-    views: tuple[View, ...]
-    group: int = 1
-    frames: int = 1
-    elapsed: tuple[Fraction, ...] | None = None
-    instants: tuple[float, ...] | None = None
-    tiles_rc: tuple[int, int] | None = None
-    joins: bool = False
-    raster: Raster | None = None
-    order: tuple[str, ...] = ("global", "tiles")
-
-    @property
-    def parts(self) -> tuple[View | Raster, ...]:
-        """Return what the stream reads cells from, in its order: views, or one raster for all tiles."""
-        if self.tiles_rc is None or not self.joins:
-            return self.views
-        whole = [view for view in self.views if view.node == "global"]
-        tiles = [] if self.raster is None else [self.raster]
-        by_node: dict[str, list[View] | list[Raster]] = {"global": whole, "tiles": tiles}
-        return tuple(part for node in self.order for part in by_node[node])
-
-    @property
-    def cells(self) -> int:
-        """Return the number of placeholder tokens, which is the number of features of the encoder."""
-        return sum(part.tokens.size for part in self.parts)
-
-    @property
-    def repeated_frames(self) -> int:
-        """Return how often the last frame is repeated to fill the last time step."""
-        return self.views[0].patches.frames * self.group - self.frames
-
-    @property
-    def grid_thw(self) -> tuple[tuple[int, int, int], ...]:
-        """Return (frames, height, width) in patches of every view, as `position_ids_from_tokens` takes them."""
-        return tuple(view.patches.shape for view in self.views)
-
-    def token_rects(self) -> Tensor:
-        """Return `[cells, 4]` float64: top, left, bottom, right of every placeholder on the original picture.
-
-        In pixels, in stream order: a token can be drawn on the photo, and a click can be mapped to a token.
-        """
-        return torch.cat([part.token_rects() for part in self.parts])
+    if not isinstance(media, (Image, Video)) or not is_whole(images):
+        raise PositionError(
+            f"media is {media!r} and images {images!r}; an Image or a Video, and a whole number of images, at least 1, "
+            "are required. Pass Image(size_hw=(height, width))."
+        )
+    try:
+        if isinstance(media, Image):
+            return image_plan(media, spec, images)
+        assert spec.video is not None  # noqa: S101 (the caller has looked)
+        return video_plan(media, spec.video)
+    except PositionError as refusal:
+        if str(media.size_hw) in str(refusal):
+            raise
+        raise type(refusal)(f"size_hw is {media.size_hw}; {refusal}") from None
 
 
 def image_plan(image: Image, spec: FamilySpec, images: int = 1) -> Plan:
@@ -109,12 +73,7 @@ def image_plan(image: Image, spec: FamilySpec, images: int = 1) -> Plan:
     by_node: dict[str, list[View]] = {"global": [], "tiles": []}
     raster = None
     if spec.views.global_ is not None:
-        box = boxed(spec.views.global_.size, size_hw)
-        if spec.views.global_.of == "canvas" and tiles_rc is not None:
-            steps = spec.views.global_.size
-            box = reduce(
-                lambda box, step: step.apply(box), steps, canvas_box(size_hw, tiles_rc, spec.views)
-            )
+        box = _whole(size_hw, tiles_rc, spec.views.global_, spec.views)
         by_node["global"] = [_view(size_hw, box, (0, 0, *box.size_hw), spec.grid)]
     if tiles_rc is not None:
         by_node["tiles"], raster = _tile_views(size_hw, tiles_rc, spec)
@@ -134,6 +93,19 @@ def image_plan(image: Image, spec: FamilySpec, images: int = 1) -> Plan:
     )
 
 
+def _whole(
+    size_hw: tuple[int, int], tiles_rc: tuple[int, int] | None, whole: ViewSpec, views: ViewsSpec
+) -> Box:
+    """Return the picture as the whole-image view shows it."""
+    if whole.of == "canvas" and tiles_rc is not None:
+        return reduce(
+            lambda box, step: step.apply(box), whole.size, canvas_box(size_hw, tiles_rc, views)
+        )
+    if whole.of == "resized" and views.size:
+        return boxed(whole.size, resized(views.size, size_hw))
+    return boxed(whole.size, size_hw)
+
+
 def _tiles(size_hw: tuple[int, int], spec: FamilySpec, images: int) -> tuple[int, int] | None:
     """Return rows and columns of tiles, or None if the image is not cut."""
     views, tile = spec.views, spec.views.tile
@@ -144,7 +116,7 @@ def _tiles(size_hw: tuple[int, int], spec: FamilySpec, images: int) -> tuple[int
         return None
     unit = tile.unit_px or tile.px
     margin = tile.margin_px
-    grid = picked(views.pick, (height - margin, width - margin), unit - margin)
+    grid = picked(views.pick, (height - margin, width - margin), unit - margin, images)
     if grid is None:
         return None
     cols, rows = (-(-count * unit // tile.px) for count in grid) if tile.unit_px else grid
@@ -261,31 +233,6 @@ def video_plan(video: Video, spec: VideoSpec) -> Plan:
         elapsed=elapsed,
         instants=None if seconds is None else named_instants(seconds, spec.group, spec.instant),
     )
-
-
-def sampled_frames(spec: VideoSpec, total_frames: int, source_fps: float) -> int:
-    """Return how many frames of a clip are sampled.
-
-    Args:
-        spec: the family's rule for clips.
-        total_frames: frames of the clip, at least 1.
-        source_fps: its frames per second, above 0.
-
-    Raises:
-        PositionError: if the clip is too short, or a value is out of range.
-    """
-    sample = spec.sample
-    if sample is None:
-        raise PositionError("no rule for sampling frames is known. Choose the frames yourself.")
-    if total_frames < sample.multiple or not 0 < source_fps < math.inf:
-        raise PositionError(
-            f"total_frames is {total_frames} and source_fps {source_fps}; at least {sample.multiple} frames and a "
-            "finite fps above 0 are required. Pass a single frame as an Image."
-        )
-    least = -(-sample.at_least // sample.multiple) * sample.multiple
-    most = min(sample.at_most, total_frames) // sample.multiple * sample.multiple
-    wanted = min(max(total_frames / source_fps * sample.fps, least), most)
-    return math.floor(wanted / sample.multiple) * sample.multiple
 
 
 def _timed(view: View, steps: int) -> View:
