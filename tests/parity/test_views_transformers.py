@@ -8,7 +8,7 @@ import torch
 
 from tests.parity.test_rope_index_transformers import owner, stub
 from visionpos.vlm import Image, Text, Video, family
-from visionpos.vlm.batches import merged
+from visionpos.vlm.batches import merge_rows
 from visionpos.vlm.decoding import pending_ids
 from visionpos.vlm.segments import Segment
 
@@ -40,7 +40,7 @@ def check_canvas(seed: int, variant: str | None) -> None:
     rule = fam.spec.rule
     assert rule is not None
     side = rng.choice(("left", "right"))
-    got = merged([fam.position_ids(stream) for stream in streams], rule, side=side)
+    got = merge_rows([fam.position_ids(stream) for stream in streams], rule, side=side)
     assert got.mask is not None
     ids, types = torch.zeros(2, *got.mask.shape, dtype=torch.int64)
     for row, (prompt, stream) in enumerate(zip(prompts, streams, strict=True)):

@@ -2,6 +2,7 @@
 
 import functools
 import itertools
+import warnings
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ import timm
 import torch
 from timm.layers import PatchDropout
 from timm.models.eva import Eva
-from torch import nn
+from torch import Tensor, nn
 
 import visionpos as vp
 from tests.reference import coords as reference_coords
@@ -426,10 +427,57 @@ def test_shape_of_what_is_added_to_the_model() -> None:
     for layer in range(2):
         expected |= {
             f"blocks.{layer}": 2,
+            f"blocks.{layer}.attn": 1,  # whether its forward went through the port
             f"blocks.{layer}.attn.q_norm": 1,
             f"blocks.{layer}.attn.k_norm": 1,
         }
     assert hooked == expected
+
+
+class OwnAttention(timm.layers.Attention):  # type: ignore[misc]
+    """A subclass whose forward goes around its norms, as users write them."""
+
+    def forward(self, x: Tensor, *_: Any, **__: Any) -> Tensor:
+        b, n, width = x.shape
+        q, k, v = self.qkv(x).view(b, n, 3, self.num_heads, -1).permute(2, 0, 3, 1, 4)
+        weights = (q @ k.mT * self.scale).softmax(-1)
+        return self.proj((weights @ v).transpose(1, 2).reshape(b, n, width))  # type: ignore[no-any-return]
+
+
+def test_error_attention_that_goes_around_its_port() -> None:
+    """The hooks would never run, and the encoding would do nothing without a word."""
+    model, x = vit(), image((64, 96))
+    for block in model.blocks:
+        block.attn.__class__ = OwnAttention
+    part = retrofit.attach(model, vp.AxialRopeSpec(), strength=0.0)
+    expected = model.forward_features(x)
+    part.set_strength(1.0)
+    with pytest.raises(
+        PositionError, match=r"blocks.0.attn is a OwnAttention that ran without q_norm and k_norm"
+    ):
+        model(x)
+    retrofit.detach(model)
+    assert torch.equal(model.forward_features(x), expected)
+    swin = timm.create_model("swin_tiny_patch4_window7_224", depths=(1, 1, 1, 1), num_classes=0)
+    retrofit.attach(swin, vp.AlibiSpec(), strength=1.0)
+    attention = swin.layers[0].blocks[0].attn
+    attention.forward = lambda x, **_: x
+    with pytest.raises(
+        PositionError, match=r"that ran without _get_rel_pos_bias, where the encoding acts"
+    ):
+        swin(torch.zeros(1, 3, 224, 224))
+
+
+def test_traced_model_serves_its_size() -> None:
+    """torch.jit.trace makes tensors of sizes; grids are numbers all the same."""
+    model, x = vit(), image((64, 96))
+    retrofit.attach(model, vp.AxialRopeSpec(), strength=1.0)
+    retrofit.attach(model, vp.AlibiSpec(), strength=0.5)
+    retrofit.attach(model, vp.SinCosSpec(), strength=0.5)
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        traced = torch.jit.trace(model, x)
+        assert torch.equal(traced(2 * x), model(2 * x))
 
 
 @pytest.mark.parametrize("spec", [vp.AxialRopeSpec(), vp.SinCosSpec()], ids=lambda s: s.kind)

@@ -173,7 +173,16 @@ def test_errors() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["vit_relpos_small_patch16_224", "levit_128s"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "vit_relpos_small_patch16_224",
+        "levit_128s",
+        "levit_conv_128s",
+        "beit_base_patch16_224",
+        "coatnet_nano_rw_224",
+    ],
+)
 def test_compile_one_graph_for_all_sizes(name: str) -> None:
     from torch._dynamo.testing import CompileCounter
 

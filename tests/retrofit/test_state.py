@@ -27,6 +27,7 @@ from tests.retrofit.zoo import CASES, NAMED, Case, apart, axial, hand_rotation, 
 from tests.tolerances import error_ratio
 from visionpos import retrofit
 from visionpos.errors import PositionError
+from visionpos.retrofit.hooks import EnterHook
 
 SIZE = (64, 96)
 # Two crops of one token count and different shape: a stale grid fits both, and is wrong for one.
@@ -302,15 +303,15 @@ def test_checkpointing_notices_a_wrong_grid() -> None:
     """The test above can fail: turned by the last crop's grid, the gradients are far off."""
     model = attached("axial", dynamic_img_size=True).train()
     expected = two_crops(model, features)
-    hooks = model.blocks[0]._forward_pre_hooks.values()
-    latest = next(iter(hooks)).owner.relay  # what a shared grid would be
+    latest = retrofit.attachments(model)["mine"].relay  # what a shared grid would be
 
     def stale(m: Any, x: Tensor) -> Tensor:
         return features(m, x, "sequence")
 
     for block in model.blocks:
         for hook in block._forward_pre_hooks.values():
-            hook.block._call_of = lambda _: seen[-1]
+            if isinstance(hook, EnterHook):
+                hook.block._call_of = lambda _: seen[-1]  # type: ignore[method-assign]
     seen, put = [], latest.put
     # The relay forgets a call that is over; a shared grid would not.
     latest.put = lambda call: (seen.append(call) if call is not None else None, put(call))

@@ -1,7 +1,7 @@
 """Research rules: VideoRoPE, HoPE, spatial reset, MM-RoPE, Circle-RoPE, V2PE and ID-Align against loops and by hand.
 
-The rules of these families were compared once with JJJYmmm/Multimodal-RoPEs (266 random batches each): 0 differences, 2e-5
-for circles and spans, which are float32 there.
+The rules of these families were compared once with JJJYmmm/Multimodal-RoPEs (266 random batches each): 0 differences,
+2e-5 for circles and spans, which are float32 there.
 """
 
 import random

@@ -210,7 +210,7 @@ def test_error_names_size_and_limit(step: object, size: tuple[int, int], message
 
 
 def test_a_step_without_its_unit_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"multiple step has of 0; a unit of at least 1 pixel"):
+    with pytest.raises(ConfigError, match=r"multiple step has of 0; at least 1 is required"):
         Multiple(of=0)
     with pytest.raises(ConfigError, match=r"key of is missing"):
         family("pixtral", overlay={"views": {"global": {"size": [{"kind": "multiple"}]}}})

@@ -402,10 +402,10 @@ DEGENERATE = [
 ]
 
 
-def refused(fam: Family, size_hw: tuple[int, int]) -> tuple[str, Plan | None]:
+def refused(fam: Family, size_hw: tuple[int, int], images: int = 1) -> tuple[str, Plan | None]:
     """What a family says to a size, and its plan if it has one."""
     try:
-        return "", fam.plan(Image(size_hw))
+        return "", fam.plan(Image(size_hw), images)
     except PositionError as refusal:
         return str(refusal), None
 
@@ -419,7 +419,7 @@ def test_degenerate_sizes_are_planned_or_refused_by_name(name: str) -> None:
                 refusal, plan = refused(fam, size_hw)
                 if plan is None:
                     assert name in refusal
-                    assert str(size_hw) in refusal or "side of" in refusal, refusal
+                    assert str(size_hw) in refusal, refusal
                     continue
                 assert plan.views
                 assert all(min(part.tokens.shape) > 0 for part in plan.parts)

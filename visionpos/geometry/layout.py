@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 from fractions import Fraction
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
@@ -262,8 +262,13 @@ def convert(weight: Tensor, source: Layout, target: Layout) -> Tensor:
         transformers' checkpoint converters permute q and k rows this way; skipping it gives no shape error and scores
         that are wrong by several units.
     """
-    check_kind("weight", weight, torch.Tensor)
     check_kind("source", source, Layout)
+    given: Any = weight
+    if not isinstance(given, torch.Tensor):
+        raise PositionError(
+            f"weight is {type(given).__name__}; a tensor [heads * head_dim, ...] is required. Make it with "
+            "torch.as_tensor."
+        )
     if weight.ndim < 1 or not weight.shape[0] or weight.shape[0] % source.head_dim:
         raise PositionError(
             f"weight has shape {tuple(weight.shape)} and head_dim is {source.head_dim}; rows of whole heads are "

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from visionpos.errors import PositionError, did_you_mean
 from visionpos.geometry.fields import check_fields

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from visionpos.retrofit.attachment import Attachment
     from visionpos.retrofit.lattice import Reader
+    from visionpos.retrofit.passes import UsedHook
 
 ADDED = "visionpos_biases"
 WINDOW = Lattice(kind="attribute", name="window_size")
@@ -79,13 +80,17 @@ class NetworkHook:
 class Extra:
     """What one attachment adds to what a method returns."""
 
-    def __init__(self, owner: Attachment, reader: Reader, layer: int, group: int) -> None:
+    def __init__(
+        self, owner: Attachment, reader: Reader, layer: int, group: int, used: UsedHook
+    ) -> None:
         self.owner, self.reader, self.layer, self.group = owner, reader, layer, group
+        self.used = used
 
     def added(self, module: Any, bias: Tensor) -> Tensor:
         """Return the bias `[(1,) heads, n, m]` with the attachment's added; itself while it is idle."""
         if self.owner.idle:
             return bias
+        self.used.use()
         sites = self.reader.sites(module, (), {})
         return bias + self.owner.biases(sites, self.layer, self.group, bias.device).to(bias.dtype)
 

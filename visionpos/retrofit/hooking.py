@@ -30,7 +30,7 @@ from visionpos.retrofit.hooks import (
 from visionpos.retrofit.lattice import Reader, reader_of
 from visionpos.retrofit.local import LocalEnterHook, LocalHooks, LocalLeaveHook, SeenHook
 from visionpos.retrofit.mixing import AddHook, MixHook
-from visionpos.retrofit.passes import PassHook, keep_passes
+from visionpos.retrofit.passes import PassHook, UsedHook, keep_passes
 from visionpos.retrofit.places import uses_call
 from visionpos.retrofit.plan import bias_of
 from visionpos.retrofit.seams import blocks_of, find, matches, row_of
@@ -61,6 +61,7 @@ _HOOK_TYPES = (
     AddHook,
     MixHook,
     PassHook,
+    UsedHook,
 )
 
 
@@ -136,8 +137,11 @@ def _hook_rotation(owner: Attachment, port: Port, within: Any, layer: int, group
         flag = FlagHook(owner, port.seams.flag, own=bool(getattr(port.holder, port.seams.flag)))
         port.holder.register_forward_pre_hook(flag)
         port.holder.register_forward_hook(flag)
+    used = UsedHook(owner, port.path, " and ".join(tap.at for tap in port.seams.taps))
     for number, head, module in port.taps():
-        module.register_forward_hook(TurnHook(within, port, number, head))
+        module.register_forward_hook(TurnHook(within, port, number, head, used))
+    if port.taps():
+        port.holder.register_forward_hook(used)
 
 
 def _hook_local(within: LocalHooks, port: Port, name: str = "", index: int = 0) -> None:
@@ -186,7 +190,9 @@ def _hook_bias(owner: Attachment, port: Port, within: Any, layer: int, group: in
             if seams.at
             else reader_of(port)
         )
-        widen(target, seams.name, Extra(owner, reader, layer, group))
+        used = UsedHook(owner, port.path, seams.name)
+        widen(target, seams.name, Extra(owner, reader, layer, group, used))
+        port.holder.register_forward_hook(used)
     else:
         reader = Reader(WINDOW, 0, port.holder, WINDOW.name)
         target.register_forward_hook(NetworkHook(owner, reader, group, pairs=seams.kind == "pairs"))

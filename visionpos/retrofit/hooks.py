@@ -16,8 +16,8 @@ from visionpos.encodings import Conditional
 from visionpos.errors import PositionError
 from visionpos.geometry import Grid, Rotation
 from visionpos.retrofit.attachment import TURNS, Attachment, Call
-from visionpos.retrofit.passes import Relay, graph_task, mark, marked
-from visionpos.retrofit.seams import sides_of
+from visionpos.retrofit.passes import Relay, UsedHook, graph_task, mark, marked
+from visionpos.retrofit.paths import counted, sides_of
 from visionpos.retrofit.taps import turned
 
 if TYPE_CHECKING:
@@ -48,9 +48,9 @@ def grid_seen(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output
         PositionError: if patches came with coordinates of their own.
     """
     if not isinstance(output, tuple) and hasattr(module, "dynamic_feat_size"):
-        return Grid(*module.dynamic_feat_size(args[0].shape[-2:]))
+        return Grid(*counted(module.dynamic_feat_size(args[0].shape[-2:])))
     if not isinstance(output, tuple):
-        sides = sides_of(module) if output.ndim == 3 else output.shape[-2:]
+        sides = sides_of(module) if output.ndim == 3 else counted(output.shape[-2:])
         assert sides is not None  # noqa: S101 (rows name patch modules that state their grid)
         return Grid(*sides)
     if isinstance(output[1], (tuple, list, torch.Size)):
@@ -206,8 +206,10 @@ class LeaveHook:
 class TurnHook:
     """After what hands out q or k: turns them by the rotation of the block or attention it is in."""
 
-    def __init__(self, within: Any, port: Port, number: int, head: int | None) -> None:
-        self.within, self.owner = within, within.owner
+    def __init__(
+        self, within: Any, port: Port, number: int, head: int | None, used: UsedHook | None = None
+    ) -> None:
+        self.within, self.owner, self.used = within, within.owner, used
         self.tap, self.head, self.late = port.seams.taps[number], head, port.seams.late
         self.heads = port.key_heads if self.tap.holds == "k" else port.heads
         self.head_dim, self.holder = port.head_dim, port.holder if port.seams.late else None
@@ -223,6 +225,8 @@ class TurnHook:
 
     def turn(self, x: Tensor, args: tuple[Any, ...]) -> Tensor:
         """Return a tensor that carries q or k, with them turned; `args` are those of the module that gave it."""
+        if self.used is not None:
+            self.used.use()
         handed = self.within.handed(args)
         by = handed if isinstance(handed, dict) else {"q": handed, "k": handed}
         heads = self.heads

@@ -13,6 +13,7 @@ from visionpos.errors import PositionError
 from visionpos.geometry import Grid
 from visionpos.retrofit.called import OfCall
 from visionpos.retrofit.passes import Relay, graph_task
+from visionpos.retrofit.paths import counted
 from visionpos.retrofit.seams import find, sides_of
 
 if TYPE_CHECKING:
@@ -95,7 +96,7 @@ class Reader:
             return Sites(
                 Grid(*stated_sides(self.anchor, "size")), unroll=(self.anchor, args[0].shape[1])
             )
-        height, width = getattr(self, f"_{kind}")(module, args, kwargs)
+        height, width = counted(getattr(self, f"_{kind}")(module, args, kwargs))
         return Sites(
             Grid(height, width),
             self.prefix,

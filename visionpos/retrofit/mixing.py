@@ -13,6 +13,7 @@ from visionpos.errors import PositionError
 from visionpos.geometry import Grid, coordinates
 from visionpos.retrofit.hooks import grid_seen
 from visionpos.retrofit.lattice import Sites, stated_sides
+from visionpos.retrofit.paths import counted
 from visionpos.retrofit.seams import find, sides_of
 
 if TYPE_CHECKING:
@@ -45,10 +46,10 @@ class AddHook:
         if self.owner.idle:
             return None
         if self.layout == "nchw":
-            grid = Grid(*output.shape[-2:])
+            grid = Grid(*counted(output.shape[-2:]))
             return self._added(grid, output.movedim(1, -1)).movedim(-1, 1)
         if self.layout == "nhwc":
-            return self._added(Grid(*output.shape[1:3]), output)
+            return self._added(Grid(*counted(output.shape[1:3])), output)
         if self.sides is not None:
             stated = stated_sides(self.sides, self.name) if self.name else sides_of(self.sides)
             assert stated is not None  # noqa: S101 (rows name modules that state their sides)
@@ -116,9 +117,9 @@ class MixHook:
         self, x: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
     ) -> Tensor:
         if x.ndim == 4 and self.layout.endswith("nhwc"):
-            return self._rows(x.flatten(1, 2), Grid(*x.shape[1:3])).reshape(x.shape)
+            return self._rows(x.flatten(1, 2), Grid(*counted(x.shape[1:3]))).reshape(x.shape)
         if x.ndim == 4:
-            rows = self._rows(x.flatten(2).transpose(1, 2), Grid(*x.shape[-2:]))
+            rows = self._rows(x.flatten(2).transpose(1, 2), Grid(*counted(x.shape[-2:])))
             return rows.transpose(1, 2).reshape(x.shape)
         sites = self._sites(x, args, kwargs, output)
         if sites.unroll is None:

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from visionpos.errors import PositionError
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
@@ -104,6 +106,36 @@ class Recall(Relay):
         task = graph_task()
         held = None if task == -1 else self.again.get()
         return None if held is None or held[1] != task else held[0]
+
+
+class UsedHook:
+    """After an attention: refuses one that went around its port, as a forward of the user's own may.
+
+    Args:
+        owner: the attachment.
+        path: of the attention.
+        at: the parts, or the method, through which its port acts.
+    """
+
+    def __init__(self, owner: Any, path: str, at: str) -> None:
+        self.owner, self.path, self.at = owner, path, at
+        self.relay = Relay()  # whether the port has acted
+
+    def use(self) -> None:
+        """Note that the port has acted."""
+        if not torch.compiler.is_compiling():
+            self.relay.put(True)  # noqa: FBT003 (a relay hands on any value)
+
+    def __call__(self, module: Any, args: tuple[Any, ...], output: Any) -> None:  # noqa: ARG002 (torch's signature)
+        """Check that it has, and forget it."""
+        if torch.compiler.is_compiling() or self.owner.idle:
+            return
+        if self.relay.get() is None:
+            raise PositionError(
+                f"{self.path} is a {type(module).__name__} that ran without {self.at}, where the encoding acts; it "
+                "would do nothing there. Let its forward use them as timm's class does, or detach."
+            )
+        self.relay.put(None)
 
 
 class PassHook:

@@ -137,8 +137,9 @@ def adapt_channels(
             moved.path in recorded
         ):  # another patch size than the trained one: what it came from follows
             held = recorded[moved.path]
-            now = {"source": moved.evaluate(held.source), "resized": moved.record.resized}
-            remember(whole, moved.path, replace(held, **now))
+            source = moved.evaluate(held.source)
+            now = replace(held, source=source, resized=moved.record.resized)
+            remember(whole, moved.path, now)
         if optimizer is not None:
             move_moments(optimizer, moved)
     for _, conv in convs:

@@ -6,7 +6,7 @@ import operator
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
-from torch import nn
+from torch import Tensor, nn
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -68,6 +68,11 @@ def sides_of(value: Any) -> tuple[int, int] | None:
         return value, value
     pair = tuple(int(side) for side in value)[-2:]
     return (pair[0], pair[1]) if len(pair) == 2 else None
+
+
+def counted(sides: Any) -> tuple[Any, ...]:
+    """Return sizes as numbers where torch.jit.trace has made tensors of them; a traced model serves one size."""
+    return tuple(int(side) if isinstance(side, Tensor) else side for side in sides)
 
 
 def whole_sides(size_hw: Any) -> Sides | None:

@@ -90,7 +90,7 @@ def checked_size(model: Any, row: ModelSeams, size_hw: Any, patch: Sides | None 
         )
         raise PositionError(
             f"size {size} is not a multiple of {step[0] if step[0] == step[1] else step}; {type(model).__name__} "
-            f"cuts its maps by whole steps. Use {below} or {above}."
+            f"cuts its maps by whole steps. Use {below if below == above else f'{below} or {above}'}."
         )
     return size
 

@@ -17,7 +17,7 @@ from visionpos.vlm.rules import Rule
 Side = Literal["left", "right"]
 
 
-def merged(
+def merge_rows(
     rows: Sequence[PositionIds], rule: Rule, *, side: Side = "right", length: int | None = None
 ) -> PositionIds:
     """Return rows as one batch, padded to one length; a row keeps its ids whatever its neighbours are.
@@ -39,17 +39,17 @@ def merged(
         ...     PositionIds(torch.arange(n).expand(1, -1), torch.tensor(n), torch.tensor(0))
         ...     for n in (1, 2)
         ... )
-        >>> merged([one, two], Rule(axes=("index",)), side="left").mask.tolist()
+        >>> merge_rows([one, two], Rule(axes=("index",)), side="left").mask.tolist()
         [[False, True], [True, True]]
     """
     if not rows or any(row.ids.ndim != 2 for row in rows):
         raise PositionError(
             f"rows holds {len(rows)} items of shapes {[tuple(row.ids.shape) for row in rows]}; at least one, [axes, n] "
-            "each, is required. Take them apart with split."
+            "each, is required. Take them apart with split_rows."
         )
     if any(row.mask is not None and not bool(row.mask.all()) for row in rows):
         raise PositionError(
-            "a row is padded already; rows without padding are required. Use split."
+            "a row is padded already; rows without padding are required. Use split_rows."
         )
     longest = max(row.ids.shape[-1] for row in rows)
     length = longest if length is None else length
@@ -71,8 +71,8 @@ def merged(
     return PositionIds(torch.stack(ids, 1), following, torch.stack(deltas), torch.stack(masks))
 
 
-def split(batch: PositionIds, rule: Rule) -> list[PositionIds]:
-    """Return the rows of a batch without their padding: what `merged` was given."""
+def split_rows(batch: PositionIds, rule: Rule) -> list[PositionIds]:
+    """Return the rows of a batch without their padding: what `merge_rows` was given."""
     out = []
     for number in range(batch.ids.shape[1]):
         row = batch.row(number)
@@ -113,7 +113,7 @@ class PackedIds:
         return list(self.ids.split(self.cu_seqlens.diff().tolist(), dim=-1))
 
 
-def packed(rows: Sequence[PositionIds]) -> PackedIds:
+def pack_rows(rows: Sequence[PositionIds]) -> PackedIds:
     """Return prompts packed into one row.
 
     Args:
@@ -127,14 +127,14 @@ def packed(rows: Sequence[PositionIds]) -> PackedIds:
         ...     PositionIds(torch.arange(n).expand(3, -1), torch.tensor(n), torch.tensor(0))
         ...     for n in (2, 3)
         ... )
-        >>> row = packed([one, two])
+        >>> row = pack_rows([one, two])
         >>> row.ids[0].tolist(), row.cu_seqlens.tolist(), row.max_seqlen
         ([0, 1, 0, 1, 2], [0, 2, 5], 3)
     """
     if not rows or any(row.ids.ndim != 2 for row in rows):
         raise PositionError(
             f"rows holds {len(rows)} items of shapes {[tuple(row.ids.shape) for row in rows]}; at least one, [axes, n] "
-            "each, is required. Take them apart with split."
+            "each, is required. Take them apart with split_rows."
         )
     lengths = torch.tensor([row.ids.shape[-1] for row in rows])
     ends = F.pad(lengths.cumsum(0), (1, 0))

@@ -119,6 +119,8 @@ class Area:
 
     Args:
         px: the area in pixels.
+        unit: bring each side to the nearest multiple of so many pixels (ties to even), at least one, instead of
+            flooring it (NaViT). Floored first, a side could go to the wrong multiple.
         upscale: whether a picture of a smaller area grows.
         chained: the height first, and the width from the floored height (MiniCPM-V).
         arithmetic: "float64" repeats the published order of operations: with `chained` the side is divided by the
@@ -131,16 +133,27 @@ class Area:
     px: int
     upscale: bool = True
     chained: bool = False
+    unit: int | None = None
     arithmetic: Arithmetic = "exact"
 
     def __post_init__(self) -> None:
-        check_spec(self, "area step", px=1)
+        check_spec(self, "area step", px=1, unit=1)
+        if self.unit is not None and (self.chained or self.arithmetic != "exact"):
+            raise ConfigError(
+                "area step has unit with chained or arithmetic float64; exact numbers of either side alone are "
+                "required. Leave them out."
+            )
 
     def apply(self, box: Box) -> Box:
         """Return the scaled box."""
         area = box.height * box.width
         if area <= self.px and not self.upscale:
             return box
+        if self.unit is not None:
+            return box.sized(
+                _nearest(Fraction(self.px * box.height, box.width), self.unit),
+                _nearest(Fraction(self.px * box.width, box.height), self.unit),
+            )
         if self.arithmetic == "float64":
             return box.sized(*self._in_floats(box))
         height = isqrt(self.px * box.height // box.width)
@@ -156,6 +169,15 @@ class Area:
         ratio = box.width / box.height
         height = int(sqrt(self.px) / sqrt(ratio))
         return height, int(height * ratio)
+
+
+def _nearest(square: Fraction, unit: int) -> int:
+    """Return the multiple of a unit that is nearest to the root of a number, ties to even, at least one."""
+    halves = 4 * square / unit**2  # (2 * side / unit) ** 2
+    twice = isqrt(floor(halves))  # 2 k or 2 k + 1 half units
+    tie = twice % 2 == 1 and twice * twice == halves
+    count = (twice + 1) // 2
+    return max(count - (tie and count % 2), 1) * unit
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,6 +12,9 @@ from typing import TYPE_CHECKING
 import torch
 import torch.nn.functional as F
 
+from visionpos.errors import PositionError
+from visionpos.geometry.grid import is_whole
+
 if TYPE_CHECKING:
     from torch import Tensor
     from torch.nn.attention.flex_attention import BlockMask
@@ -56,6 +59,9 @@ def document_blocks(documents: Tensor, block: int = 128) -> BlockMask:
         documents: `[rows, n]`.
         block: tokens a side of a block; FlexAttention's own 128, or a multiple of it for its compiled kernels.
 
+    Raises:
+        PositionError: if `block` is no whole number of at least 1.
+
     Example:
         >>> document_blocks(torch.tensor([[0, 0, 1, 1]]), block=2).to_dense().tolist()
         [[[[1, 0], [0, 1]]]]
@@ -65,6 +71,10 @@ def document_blocks(documents: Tensor, block: int = 128) -> BlockMask:
     """
     from torch.nn.attention.flex_attention import BlockMask
 
+    if not is_whole(block):
+        raise PositionError(
+            f"block is {block!r}; a whole number of tokens, at least 1, is required. FlexAttention compiles 128."
+        )
     n = documents.shape[-1]
     turn = _begins(documents).cumsum(-1)  # documents of a row counted from its left
     firsts = torch.arange(0, n, block, device=documents.device)

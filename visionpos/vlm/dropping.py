@@ -10,7 +10,7 @@ from torch import Tensor
 
 from visionpos.errors import PositionError
 from visionpos.geometry.grid import Grid
-from visionpos.vlm.runs import checked_grids, grid_sides, run, spread
+from visionpos.vlm.runs import checked_grids, counted, grid_sides, is_array, run, spread
 
 
 def drop_rates(
@@ -40,6 +40,7 @@ def drop_rates(
     Reference:
         NaViT (arXiv 2307.06304), continuous token dropping.
     """
+    images = counted(images)
     if not (0 < most <= 1 and 0 < mean < most and std >= 0 and std**2 < mean * (most - mean)):
         raise PositionError(
             f"mean is {mean}, std {std} and most {most}; 0 < mean < most <= 1 and std below sqrt(mean * (most - mean)) "
@@ -80,6 +81,10 @@ def keep_tokens(
         tensor(3)
     """
     sizes = grid_sides(checked_grids(grids)).prod(-1)
+    if not is_array([rates]) and not is_array(rates):
+        raise PositionError(
+            f"rates is {rates!r}; one number, or a tensor of one an image, is required. Use 0 to keep all."
+        )
     shares = torch.as_tensor(rates, dtype=torch.float64).cpu()
     if shares.ndim and tuple(shares.shape) != (len(sizes),):
         raise PositionError(

@@ -94,7 +94,9 @@ class Family:
             (9, ('Describe', '<|vision_start|>', '<|image_pad|>'), True)
         """
         if not isinstance(segments, Iterable):
-            raise PositionError(f"segments is {segments!r}; a list of segments is required. Pass a list.")
+            raise PositionError(
+                f"segments is {segments!r}; a list of segments is required. Pass a list."
+            )
         runs: list[Run] = []
         given = list(segments)
         images = sum(isinstance(segment, Image) for segment in given)

@@ -19,6 +19,7 @@ from visionpos.vlm.picking import PickSpec
 from visionpos.vlm.pixel_spec import PixelSpec
 from visionpos.vlm.resize import Step
 from visionpos.vlm.rules import Rule
+from visionpos.vlm.tower import TowerSpec
 
 Cover = Literal["floor", "ceil"]
 
@@ -177,6 +178,7 @@ class FamilySpec:
         video: what is done with clips; None if the family takes none.
         pixels: how pixels are resampled, padded and normalised; None where it is not in the data yet.
         language: the rotary layout; None if ids do not turn channels.
+        tower: order and attention of the vision tower; None where it is not in the data.
         untiled: what holds instead for an image that is not cut; None if nothing changes.
     """
 
@@ -190,6 +192,7 @@ class FamilySpec:
     video: VideoSpec | None = None
     pixels: PixelSpec | None = None
     language: LanguageSpec | None = None
+    tower: TowerSpec | None = None
     untiled: FamilySpec | None = None
 
     def __post_init__(self) -> None:

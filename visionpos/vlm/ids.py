@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from visionpos.errors import PositionError
 from visionpos.vlm.clocks import Array
 from visionpos.vlm.increments import index_steps
 from visionpos.vlm.inputs import Grids, checked_tokens, clip_clocks, token_grids
@@ -118,6 +119,11 @@ def ids_from_tokens(
         >>> ids_from_tokens(types, types, [[1, 4, 6]], rule=rule, merge=2).ids[1].tolist()
         [0, 1, 1, 1, 2, 2, 2, 4]
     """
+    if rule.place != "unit":
+        raise PositionError(
+            f"the rule has place {rule.place!r}; token types and grids do not say which tile stands where. "
+            "Use stream_ids, or family.position_ids, on the stream."
+        )
     types, keep = checked_tokens(input_ids, modality, attention_mask, rule)
     if rule.is_sequential:  # placeholders of newlines and queries are in no grid
         types, image_grids, video_grids = np.zeros_like(types), None, None
@@ -130,8 +136,10 @@ def ids_from_tokens(
     clocks = clip_clocks(seconds_per_grid, len(grids[VIDEO])) if timed else ()
     units = units_of_tokens(types, keep, grids, clocks, rule)
     placed, following, delta = _placed(units, rule, padded=types.shape[1])
-    ids = np.full((len(rule.axes), types.size), rule.pad_id, dtype=rule.dtype)
-    ids[:, np.flatnonzero(keep)] = placed
+    ids = placed
+    if not keep.all():
+        ids = np.full((len(rule.axes), types.size), rule.pad_id, dtype=rule.dtype)
+        ids[:, keep.ravel()] = placed
     ids = ids.reshape(len(rule.axes), *types.shape)
     device = input_ids.device
     batch = PositionIds(
@@ -163,7 +171,8 @@ def _placed(units: Units, rule: Rule, *, padded: int) -> tuple[Array, Array, Arr
     moved: Array = np.cumsum(move)
     moved = moved - (moved - move)[units.first_of_row]
     text = _text_positions(units, moved)
-    ids = np.repeat(text[None], len(rule.axes), axis=0)
+    ids: Array = np.empty((len(rule.axes), len(text)), dtype=rule.dtype)
+    ids[:] = text
     start = text[units.start]
     _write_cells(ids, units, start, tau, rule, step, rings)
     for unit, woven in units.woven.items():
@@ -191,8 +200,11 @@ def _text_positions(units: Units, moved: Array) -> Array:
     # Stable: where a unit ends its row, the 0 of the next row comes last and holds.
     order = np.argsort(cut, kind="stable")
     total = int(units.row_lengths.sum())
-    place = np.arange(total) - np.repeat(row_start, units.row_lengths)
-    return np.asarray(place + np.repeat(value[order], np.diff(np.append(cut[order], total))))
+    row = np.concatenate([units.row, np.arange(len(row_start))])
+    off = (value - row_start[row])[order]
+    text: Array = np.repeat(off, np.diff(np.append(cut[order], total)))
+    text += np.arange(total)
+    return text
 
 
 def _write_cells(
@@ -215,32 +227,42 @@ def _write_cells(
         step: what one cell of each unit adds to `index`, as numerators and denominators, `[units]` each.
         rings: `[3, cells of a frame]` of each unit, where the rule lays cells on a circle.
     """
-    unit, cell = ranges(units.sizes)
-    clip_row, col = np.divmod(cell, units.shape[unit, 2])
-    height = units.shape[unit, 1]
-    frame, row = np.divmod(clip_row, height)
-    frames = units.shape[:, 0]
-    offset = tau[(np.cumsum(frames) - frames)[unit] + frame]
-    s = start[unit]
+    frames, height, width = units.shape.T
+    # A line is a row of cells: what is the same along it is computed once and repeated.
+    unit, line = ranges(frames * height)
+    frame, row = np.divmod(line, height[unit])
+    offset, s, cells = tau[(np.cumsum(frames) - frames)[unit] + frame], start[unit], width[unit]
+    count = np.arange(int(cells.sum()))
+    first = np.cumsum(cells) - cells
     origin = {"start": s, "time": s + offset, "zero": np.zeros_like(s)}[rule.origin]
-    centre = [(side - 1) // 2 if rule.centre else 0 for side in (height, units.shape[unit, 2])]
-    number = np.arange(len(start)) - units.first_of_row
+    centre = [(side - 1) // 2 if rule.centre else 0 for side in (height[unit], cells)]
     values: dict[str, Callable[[], Array]] = {
-        "index": lambda: s - 1 + _stepped(cell + 1, *(part[unit] for part in step)),
-        "time": lambda: s + offset,
-        "row": lambda: origin + times(row, rule.row_step) - centre[0],
-        "col": lambda: origin + times(col, rule.col_step) - centre[1],
-        "ordinal": lambda: number[unit],
+        "index": lambda: _index_of_cells(units, start, step),
+        "time": lambda: np.repeat(s + offset, cells),
+        "row": lambda: np.repeat(origin + times(row, rule.row_step) - centre[0], cells),
+        "col": lambda: (
+            np.repeat(origin - centre[1], cells)
+            + times(count - np.repeat(first, cells), rule.col_step)
+        ),
+        "ordinal": lambda: np.repeat(np.arange(len(start)) - units.first_of_row, units.sizes),
     }
-    at = units.start[unit] + cell
+    at = count + np.repeat(units.start - (np.cumsum(units.sizes) - units.sizes), units.sizes)
     for one, woven in units.woven.items():
-        at[unit == one] = units.start[one] + woven.cells
+        begin = int(units.sizes[:one].sum())
+        at[begin : begin + len(woven.cells)] = units.start[one] + woven.cells
     if rings is not None:
-        stacked = [np.tile(one, count) for one, count in zip(rings, frames, strict=True)]
-        ids[:, at] = s + offset + np.concatenate([np.zeros((3, 0)), *stacked], axis=1)
+        stacked = [np.tile(one, many) for one, many in zip(rings, frames, strict=True)]
+        around = np.concatenate([np.zeros((3, 0)), *stacked], axis=1)
+        ids[:, at] = np.repeat(s + offset, cells) + around
         return
     for out, axis in zip(ids, rule.axes, strict=True):
         out[at] = values[axis]()
+
+
+def _index_of_cells(units: Units, start: Array, step: tuple[Array, Array]) -> Array:
+    """Return `[cells]`: s - 1 + n * step of every cell, n counting from 1."""
+    unit, cell = ranges(units.sizes)
+    return start[unit] - 1 + _stepped(cell + 1, *(part[unit] for part in step))
 
 
 def _delta(ids: Array, following: Array, lengths: Array, delta: Delta, padded: int) -> Array:
@@ -252,6 +274,6 @@ def _delta(ids: Array, following: Array, lengths: Array, delta: Delta, padded: i
         base, filled = np.zeros_like(following), lengths > 0
         if filled.any():
             row_start = (np.cumsum(lengths) - lengths)[filled]
-            base[filled] = np.maximum.reduceat(ids.max(0), row_start) + 1
+            base[filled] = np.maximum.reduceat(ids, row_start, axis=1).max(0) + 1
     taken: Array = np.full_like(lengths, padded) if delta.minus == "padded" else lengths
     return base - taken

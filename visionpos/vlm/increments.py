@@ -38,7 +38,8 @@ def index_steps(units: Units, rule: Rule) -> tuple[Array, Array]:
     elif rule.cell_span is not None:
         steps = [rule.cell_span / int(cells) for cells in units.sizes]
     else:
-        steps = [rule.cell_step] * count
+        numerator, denominator = rule.cell_step.as_integer_ratio()
+        return np.full(count, numerator), np.full(count, denominator)
     above = np.array([step.numerator for step in steps], dtype=np.int64)
     return above, np.array([step.denominator for step in steps], dtype=np.int64)
 

@@ -44,30 +44,28 @@ def checked_tokens(
             "[n] or [b, n], is required. Pad all of them on the same side to the same length."
         )
     types, keep = (torch.atleast_2d(part).cpu().numpy() for part in (modality, mask))
-    wrong = (types < 0) | (types >= len(MODALITY_NAMES))
-    if wrong.any():
-        row, at = np.argwhere(wrong)[0]
+    if types.size and not 0 <= types.min() <= types.max() < len(MODALITY_NAMES):
+        row, at = np.argwhere((types < 0) | (types >= len(MODALITY_NAMES)))[0]
         raise PositionError(
             f"modality is {types[row, at]} at row {row}, token {at}; 0 text, 1 image, 2 video or 3 audio is required. "
             "Pass mm_token_type_ids, not token ids."
         )
-    wrong = (keep != 0) & (keep != 1)
-    if wrong.any():
-        row, at = np.argwhere(wrong)[0]
+    if keep.size and not 0 <= keep.min() <= keep.max() <= 1:
+        row, at = np.argwhere((keep != 0) & (keep != 1))[0]
         raise PositionError(
             f"attention_mask is {keep[row, at]} at row {row}, token {at}; 0 or 1 is required. "
             "Split packed documents into rows first: ids restart with each."
         )
     keep = keep.astype(bool)
-    wrong = (types != 0) & ~keep
+    wrong = (types != 0) > keep if attention_mask is not None else keep[:0]
     if wrong.any():
         row, at = np.argwhere(wrong)[0]
         raise PositionError(
             f"modality is {types[row, at]} at row {row}, token {at}, which attention_mask calls padding; padding must "
             "be 0. Pad modality on the same side as input_ids."
         )
-    wrong = types == AUDIO
-    if rule.audio == "none" and wrong.any():
+    if rule.audio == "none" and types.size and types.max() == AUDIO:
+        wrong = types == AUDIO
         raise PositionError(
             f"modality is {AUDIO} (audio) in row {np.argwhere(wrong)[0][0]}; this family takes no audio. "
             "Type those tokens 0 if they are text."

@@ -6,7 +6,9 @@ Timestamps in seconds enter as floats; fractions leave, so that the id of a fram
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from fractions import Fraction
+from itertools import pairwise
 from typing import Literal
 
 import numpy as np
@@ -56,6 +58,24 @@ def checked_step(seconds: Seconds, name: str) -> Seconds:
             f"{LONGEST_SECONDS:g}, are required. Pass temporal_patch / sampled_fps."
         )
     return seconds
+
+
+def checked_gaps(times: Sequence[Fraction], name: str) -> None:
+    """Refuse a clip whose grid steps are beyond sense, as a wrong frame rate makes them.
+
+    Args:
+        times: of every grid step, never falling; equal times are allowed.
+        name: the clip, for the message.
+
+    Raises:
+        PositionError: if a step is longer than a day, or all are shorter than a microsecond.
+    """
+    longest = max((after - before for before, after in pairwise(times)), default=Fraction(0))
+    if longest > LONGEST_SECONDS or 0 < longest < SHORTEST_SECONDS:
+        raise PositionError(
+            f"{name} has grid steps of {float(longest):g} seconds; {SHORTEST_SECONDS:g} to {LONGEST_SECONDS:g} are "
+            "required. Correct sampled_fps, or the times in seconds=."
+        )
 
 
 def grouped(seconds: tuple[float, ...], group: int) -> list[tuple[float, ...]]:

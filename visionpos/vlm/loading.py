@@ -15,7 +15,11 @@ from visionpos.errors import ConfigError, did_you_mean
 from visionpos.vlm.grammar import FamilySpec
 from visionpos.vlm.resize import STEPS
 
-NAMED = {"factor": "grid.patch and grid.merge", "tile": "views.tile.px", "tile_area": "views.tile.px"}
+NAMED = {
+    "factor": "grid.patch and grid.merge",
+    "tile": "views.tile.px",
+    "tile_area": "views.tile.px",
+}
 DEEPEST = 20  # maps inside maps; no family needs ten
 LATER = {"dialects", "variants", "untiled"}  # parts of a file that are overlays themselves
 VENDOR = "vendor"  # what a family's file says before any dialect is laid on it
@@ -66,7 +70,7 @@ def resolve(name: str, dialect: str, variant: str | None, overlay: Mapping[str, 
 def _load(name: str, seen: tuple[str, ...]) -> dict[str, Any]:
     """Return the data of a family, laid on what it is like."""
     files = config.shipped("vlm")
-    if not isinstance(name, str) or name not in files:
+    if name not in list(files):  # by equality: whatever is passed gets an answer
         raise ConfigError(
             f"family {name!r} is unknown; it must be one of {', '.join(files)}.{did_you_mean(name, files)}"
         )
@@ -107,7 +111,7 @@ def _merged(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]
 
 
 def _check_known(what: str, value: str | None, known: Mapping[str, Any], name: str) -> None:
-    if value is not None and not (isinstance(value, str) and value in known):
+    if value is not None and value not in list(known):  # by equality, not by hash
         listed = ", ".join(known) or "none"
         raise ConfigError(
             f"{what} {value!r} of {name} is unknown; known: {listed}.{did_you_mean(value, known)}"

@@ -14,10 +14,7 @@ Edge = Literal["before", "between", "end", "after"]
 # What a marker may name: tile row and column from 1, tile or frame number from 1, image number in the prompt from 0,
 # rows and columns of the whole-image grid, and the time of a frame as seconds, whole seconds or hours:minutes:seconds.
 FIELDS = ("row", "col", "k", "index", "rows", "cols", "seconds", "whole", "clock")
-
-
-# How a field may be written: a width of one or two digits, a number of decimals, d or f.
-FORM = re.compile(r"0?\d{0,2}(\.\d)?[df]?")
+SAMPLES: dict[str, float | str] = {"seconds": 0.5, "clock": "00:00:00.500"}  # of the others: 1
 
 
 def check_name(what: str, name: str) -> None:
@@ -51,13 +48,23 @@ def fields_of(template: str) -> tuple[str, ...]:
             raise ConfigError(
                 f"text {template!r} names {{{name}}}; it may name {', '.join(FIELDS)}. Correct the field."
             )
-        whole = name in ("seconds", "clock")
-        if conversion or not FORM.fullmatch(form or "") or (whole and form and form[-1] == "d"):
+        if conversion or not _is_form(name, form or ""):
             raise ConfigError(
-                f"text {template!r} writes {name} as {form or conversion!r}; a width, decimals, d or f are allowed. "
-                "Correct the form, such as {seconds:.1f}."
+                f"text {template!r} writes {name} as {form or conversion!r}; a form of numbers is required, its width "
+                "under 100. Correct it, such as {seconds:.1f}."
             )
     return tuple(str(name) for name, _, _ in parsed)
+
+
+def _is_form(name: str, form: str) -> bool:
+    """Return whether a field can be written in a form, and not at any length."""
+    if re.search(r"\d{3}", form):
+        return False
+    try:
+        format(SAMPLES.get(name, 1), form)
+    except ValueError:
+        return False
+    return True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -137,7 +137,9 @@ def naflex_batch(
     parts = image_tokens(patches, grids)
     if keep is not None:
         kept = flat_tokens(patches, grids)
-        parts = list(kept[keep.to(kept.device)].split(counts)) if counts else parts
+        parts = (
+            list(kept[torch.as_tensor(keep, device=kept.device)].split(counts)) if counts else parts
+        )
     like = patches if isinstance(patches, Tensor) else parts[0]
     # A last image of no memory gives the length; padding is written once, with the patches.
     end = like.new_zeros(()).expand(length or longest, *like.shape[1:])

@@ -17,7 +17,7 @@ from torch import Tensor
 from visionpos.errors import PositionError
 from visionpos.geometry.coords import CoordSpec, coordinates
 from visionpos.geometry.fields import check_choice
-from visionpos.geometry.grid import Grid
+from visionpos.geometry.grid import Grid, is_whole
 from visionpos.vlm.documents import cumulative_lengths, document_blocks, document_mask
 from visionpos.vlm.runs import flat_tokens, grid_sides, run
 
@@ -116,10 +116,10 @@ class Packed:
         """
         number = self.slots
         needed = int(number.max()) + 1 if self.grids else 0
-        if slots is not None and slots < needed:
+        if slots is not None and not (is_whole(slots) and slots >= needed):
             raise PositionError(
-                f"slots is {slots} and a row holds {needed} images; one slot an image is required. Pass max_images= to "
-                "pack_images."
+                f"slots is {slots!r} and a row holds {needed} images; one slot an image is required. Pass max_images= "
+                "to pack_images."
             )
         image = number.new_full((self.shape[0], needed if slots is None else slots), -1)
         image[self.rows, number] = torch.arange(len(number), device=number.device)
@@ -247,6 +247,11 @@ class Packed:
         """
         self._check_rows(x)
         check_choice("how", how, ("mean", "max"))
+        if x.ndim != 3 or not x.is_floating_point():
+            raise PositionError(
+                f"x is {x.dtype} of shape {tuple(x.shape)}; floats [rows, budget, d] are required. Flatten other axes "
+                "into d first."
+            )
         patch = self.is_patch
         image, wide = self.documents[patch], torch.promote_types(torch.float32, x.dtype)
         out = torch.zeros(len(self.grids), x.shape[-1], dtype=wide, device=x.device)

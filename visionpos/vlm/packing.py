@@ -113,7 +113,7 @@ def _between(outer: Tensor, inner: Tensor) -> Tensor:
 
 def _check_numbers(**numbers: int | None) -> None:
     for name, value in numbers.items():
-        if value is not None and not is_whole(value):
+        if not is_whole(value) and (value is not None or name == "budget"):
             raise PositionError(
                 f"{name} is {value!r}; a whole number of at least 1 is required."
                 + ("" if name == "budget" else " Leave it out for as many as needed.")

@@ -55,7 +55,9 @@ class Source:
                 f"pick.from has share {self.share!r} without tiles; (fewest, most) tiles are required. Leave it out."
             )
         if self.strips is not None and self.strips[0] > self.strips[1]:
-            raise ConfigError(f"pick.from has strips {self.strips}; (fewest, most) is required. Swap them.")
+            raise ConfigError(
+                f"pick.from has strips {self.strips}; (fewest, most) is required. Swap them."
+            )
         given = [self.tiles, self.list, self.near_area, self.strips]
         if sum(one is not None for one in given) != 1:
             raise ConfigError(
@@ -144,9 +146,7 @@ def _passes(only: Threshold, ask: Ask, cols: int, rows: int) -> bool:
     return least_px is None or ceil(Fraction(ask.long, tiles)) >= least_px
 
 
-def picked(
-    spec: PickSpec, size_hw: tuple[int, int], px: int, images: int = 1
-) -> Candidate | None:
+def picked(spec: PickSpec, size_hw: tuple[int, int], px: int, images: int = 1) -> Candidate | None:
     """Return (cols, rows) of the grid that the rule picks, or None if it leaves none.
 
     Args:

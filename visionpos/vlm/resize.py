@@ -67,9 +67,11 @@ def boxed(
             raise type(refusal)(
                 f"size_hw {tuple(size_hw)} is resized, and then {refusal}"
             ) from None
-        if min(box.height, box.width) < 1:
+        sides = box.height, box.width
+        sides = sides if min(sides) < 1 else box.size_hw
+        if min(sides) < 1:
             raise PositionError(
-                f"size_hw {tuple(size_hw)} becomes {(box.height, box.width)} by step {step.kind!r}; a side of 0 "
+                f"size_hw {tuple(size_hw)} becomes {sides} by step {step.kind!r}; a side of 0 "
                 "pixels has no tokens. Pad the picture to a smaller ratio, or raise max_px."
             )
     return box

@@ -12,6 +12,10 @@ from torch import Tensor
 from visionpos.errors import PositionError
 from visionpos.geometry.fields import check_choice
 from visionpos.geometry.grid import is_whole
+from visionpos.vlm.runs import counted
+
+WIDEST_STD = 1e6  # beyond it float64 cannot tell the two ends of the law apart
+LARGEST_PX = 2**31 - 1
 
 
 def sample_sides(
@@ -32,7 +36,7 @@ def sample_sides(
         high_px: longest side.
         law: "uniform" on [low_px, high_px], or "normal", truncated to it.
         mean: of the normal law, where -1 stands for low_px and 1 for high_px; below 0 favours small images.
-        std: of the normal law, in halves of the range, above 0.
+        std: of the normal law, in halves of the range, above 0 and at most 1e6.
         generator: source of the draws; the same state gives the same sides.
 
     Returns:
@@ -49,14 +53,16 @@ def sample_sides(
     Reference:
         NaViT (arXiv 2307.06304), resolution sampling: sides uniform, or by a truncated normal biased to small ones.
     """
+    images = counted(images)
     check_choice("law", law, ("uniform", "normal"))
     if not 0 < low_px <= high_px < math.inf:
         raise PositionError(
             f"low_px is {low_px} and high_px {high_px}; 0 < low_px <= high_px is required. Swap or correct them."
         )
-    if not (0 < std < math.inf and abs(mean) <= 1):
+    if not (0 < std <= WIDEST_STD and abs(mean) <= 1):
         raise PositionError(
-            f"mean is {mean} and std {std}; a mean in [-1, 1] and a std above 0 are required: -1 is low_px, 1 high_px."
+            f"mean is {mean} and std {std}; a mean in [-1, 1] and a std above 0, at most {WIDEST_STD:g}, are required: "
+            "-1 is low_px, 1 high_px. A wider law is uniform."
         )
     draws = torch.rand(images, dtype=torch.float64, generator=generator, device=generator.device)
     place = 2 * draws - 1
@@ -82,13 +88,18 @@ def resampled(
         `[images, 2]` int64, height and width in pixels. `Grid.of_image(size, patch)` is exact.
 
     Raises:
-        PositionError: if a size, a side or the patch is below 1.
+        PositionError: if a size, a side or the patch is below 1, or a side comes out over 2**31 - 1.
 
     Example:
         >>> resampled([(600, 800), (20, 3000)], 224, patch=16).tolist()
         [[192, 256], [16, 2736]]
     """
-    sizes = torch.as_tensor(sizes_hw).to(torch.float64).reshape(-1, 2)
+    if not isinstance(sizes_hw, Tensor) and any(len(size) != 2 for size in sizes_hw):
+        raise PositionError(
+            f"sizes_hw is {sizes_hw!r}; (height, width), two numbers an image, are required."
+        )
+    # Never through float32, in which torch keeps plain Python floats.
+    sizes = torch.as_tensor(sizes_hw, dtype=torch.float64).reshape(-1, 2)
     sides = torch.as_tensor(sides_px, dtype=torch.float64, device=sizes.device)
     if not is_whole(patch):
         raise PositionError(
@@ -99,10 +110,19 @@ def resampled(
             f"sides_px have shape {tuple(sides.shape)} for {len(sizes)} images; one number, or one an image, is "
             "required."
         )
-    if not bool((sizes >= 1).all() and (sides >= 1).all() and sides.isfinite().all()):
+    if not len(sizes):
+        return sizes.long()
+    finite = sizes.isfinite().all() and sides.isfinite().all()
+    if not bool((sizes >= 1).all() and (sides >= 1).all() and finite):
         raise PositionError(
-            f"sizes_hw reach down to {sizes.min().item():g} and sides_px to {sides.min().item():g}; finite pixels of "
-            "at least 1 are required."
+            f"sizes_hw reach down to {sizes.min().item():g} and up to {sizes.max().item():g}, sides_px down to "
+            f"{sides.min().item():g} and up to {sides.max().item():g}; finite pixels of at least 1 are required."
         )
     scale = (sides / sizes.prod(-1).sqrt()).unsqueeze(-1)
-    return (sizes * scale / patch).round().clamp(min=1).long() * patch
+    patches = (sizes * scale / patch).round().clamp(min=1)
+    if not bool((patches * patch <= LARGEST_PX).all()):
+        raise PositionError(
+            f"sides_px reach {sides.max().item():g} and the longest side of an image would be "
+            f"{patches.max().item() * patch:g} pixels; at most {LARGEST_PX} are possible. Lower sides_px."
+        )
+    return patches.long() * patch

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import numbers
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from visionpos.errors import PositionError
-from visionpos.geometry.grid import Grid, check_grid
+from visionpos.geometry.grid import Grid, check_grid, is_whole
 
 
 def checked_grids(grids: Any) -> tuple[Grid, ...]:
@@ -26,6 +28,26 @@ def checked_grids(grids: Any) -> tuple[Grid, ...]:
         if not isinstance(grid, Grid):
             check_grid(grid, f"grids[{number}]")
     return tuple(grids)
+
+
+def is_array(value: Any) -> bool:
+    """Return whether a value is a tensor, or what becomes one: an array, or a list of numbers."""
+    return isinstance(value, (Tensor, np.ndarray)) or (
+        isinstance(value, (list, tuple)) and all(isinstance(one, numbers.Real) for one in value)
+    )
+
+
+def counted(images: Any) -> int:
+    """Return a number of images.
+
+    Raises:
+        PositionError: if it is no whole number of at least 0.
+    """
+    if not (is_whole(images) or (isinstance(images, numbers.Integral) and images == 0)):
+        raise PositionError(
+            f"images is {images!r}; a whole number of images, at least 0, is required."
+        )
+    return int(images)
 
 
 def grid_sides(grids: Sequence[Grid], device: torch.device | None = None) -> Tensor:
@@ -69,13 +91,15 @@ def kept_cells(grids: Sequence[Grid], keep: Tensor | None) -> tuple[Tensor | Non
     sizes = grid_sides(grids).prod(-1)
     if keep is None:
         return None, sizes
-    total = int(sizes.sum())
-    if keep.dtype != torch.bool or tuple(keep.shape) != (total,):
+    total, given = int(sizes.sum()), torch.as_tensor(keep) if is_array(keep) else None
+    if given is None or given.dtype != torch.bool or tuple(given.shape) != (total,):
+        is_what = f"of type {type(keep).__name__}"
+        is_what = is_what if given is None else f"{given.dtype} of shape {tuple(given.shape)}"
         raise PositionError(
-            f"keep is {keep.dtype} of shape {tuple(keep.shape)}; bool ({total},), one entry a token of every grid, is "
+            f"keep is {is_what}; bool ({total},), one entry a token of every grid, is "
             "required. Make it with keep_tokens."
         )
-    keep = keep.cpu()
+    keep = given.cpu()
     image = spread(torch.arange(len(sizes)), sizes)
     counts = torch.bincount(image[keep], minlength=len(sizes))
     if not bool((counts > 0).all()):
@@ -112,6 +136,11 @@ def image_tokens(tokens: Tensor | Sequence[Tensor], grids: Sequence[Grid]) -> li
     if isinstance(tokens, Tensor):
         sizes = [grid.size for grid in grids]
         return list(flat_tokens(tokens, grids).split(sizes)) if sizes else []
+    if not isinstance(tokens, (list, tuple)) or not all(isinstance(one, Tensor) for one in tokens):
+        raise PositionError(
+            f"tokens are a {type(tokens).__name__}; a tensor of all tokens, or a list of one tensor an image, is "
+            "required. Turn arrays into tensors with torch.from_numpy."
+        )
     if len(tokens) != len(grids):
         raise PositionError(
             f"tokens are of {len(tokens)} images and grids of {len(grids)}; one tensor an image is required."
@@ -121,6 +150,11 @@ def image_tokens(tokens: Tensor | Sequence[Tensor], grids: Sequence[Grid]) -> li
             raise PositionError(
                 f"tokens[{number}] has shape {tuple(one.shape)} and its grid {grid.size} cells, {grid.shape}; one "
                 "entry a cell of the whole grid is required. Pass all tokens, also those that are dropped."
+            )
+        if one.shape[1:] != tokens[0].shape[1:] or one.device != tokens[0].device:
+            raise PositionError(
+                f"tokens[{number}] has shape {tuple(one.shape)} on {one.device} and tokens[0] {tuple(tokens[0].shape)} "
+                f"on {tokens[0].device}; one width and one device are required."
             )
     if not len(tokens):
         raise PositionError(

@@ -5,12 +5,17 @@ Sizes and times enter, never pixels; a family turns a list of segments into a `T
 
 from __future__ import annotations
 
-import math
+import numbers
 import operator
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
 
 from visionpos.errors import PositionError
+from visionpos.geometry.grid import is_whole
 from visionpos.vlm.tokens import Tokenizer, encode
 
 
@@ -40,8 +45,12 @@ class Text:
     token_ids: Sequence[int] | None = None
 
     def __post_init__(self) -> None:
+        if not isinstance(self.text, str):
+            raise PositionError(
+                f"Text text is {self.text!r}; characters are required. Pass ids as token_ids=, a number as tokens=."
+            )
         if self.token_ids is not None:
-            ids = tuple(operator.index(one) for one in self.token_ids)
+            ids = _whole_ids(self.token_ids)
             if self.tokens not in (None, len(ids)):
                 raise PositionError(
                     f"Text tokens is {self.tokens} and token_ids holds {len(ids)}; they must agree. "
@@ -49,9 +58,9 @@ class Text:
                 )
             object.__setattr__(self, "token_ids", ids)
             object.__setattr__(self, "tokens", len(ids))
-        if self.tokens is not None and self.tokens < 0:
+        if self.tokens is not None and not (self.tokens == 0 or is_whole(self.tokens)):
             raise PositionError(
-                f"Text tokens is {self.tokens}; a token count of at least 0 is required. Leave it out if unknown."
+                f"Text tokens is {self.tokens!r}; a token count of at least 0 is required. Leave it out if unknown."
             )
 
     @classmethod
@@ -116,16 +125,16 @@ class Video:
         object.__setattr__(self, "size_hw", _whole_size(self.size_hw))
         if self.seconds is not None:
             object.__setattr__(self, "seconds", _rising_times(self.seconds))
-        if self.num_frames < 1 or (
+        if not is_whole(self.num_frames) or (
             self.seconds is not None and self.frames not in (None, len(self.seconds))
         ):
             raise PositionError(
-                f"Video frames is {self.frames} and seconds holds {len(self.seconds or ())} times; at least one "
+                f"Video frames is {self.frames!r} and seconds holds {len(self.seconds or ())} times; at least one "
                 "frame is required, and the two must agree. Pass the time of every sampled frame as seconds=."
             )
-        if self.sampled_fps is not None and not 0 < self.sampled_fps < math.inf:
+        if self.sampled_fps is not None and not _is_above_0(self.sampled_fps):
             raise PositionError(
-                f"Video sampled_fps is {self.sampled_fps}; a finite number above 0 is required. "
+                f"Video sampled_fps is {self.sampled_fps!r}; a finite number above 0 is required. "
                 "Leave it out to count the true times in seconds=."
             )
 
@@ -149,9 +158,9 @@ class Audio:
     seconds: float
 
     def __post_init__(self) -> None:
-        if not 0 < self.seconds < math.inf:
+        if not _is_above_0(self.seconds):
             raise PositionError(
-                f"Audio seconds is {self.seconds}; a finite duration above 0 is required. "
+                f"Audio seconds is {self.seconds!r}; a finite duration above 0 is required. "
                 "Leave an empty sound out of the prompt."
             )
 
@@ -162,22 +171,56 @@ class Special:
 
     name: str
 
+    def __post_init__(self) -> None:
+        name: Any = self.name
+        if not isinstance(name, str) or not name:
+            raise PositionError(
+                f"Special name is {name!r}; the name of a token is required. Pass ids as Text(token_ids=)."
+            )
+
 
 Segment = Text | Image | Video | Audio | Special
+
+
+LONGEST_SIDE_PX = (
+    2**31 - 1
+)  # of a PNG: beyond it no file holds a picture, and floats lose whole pixels
 
 
 def _whole_size(size_hw: tuple[int, int]) -> tuple[int, int]:
     """Return (height, width) as whole numbers of at least 1."""
     try:
-        height, width = (operator.index(side) for side in size_hw)
+        height, width = (
+            0 if isinstance(side, (bool, np.bool_)) else operator.index(side) for side in size_hw
+        )
     except (TypeError, ValueError):
         height = width = 0
-    if min(height, width) < 1:
+    if min(height, width) < 1 or max(height, width) > LONGEST_SIDE_PX:
         raise PositionError(
-            f"size_hw is {size_hw!r}; (height, width) in whole pixels, each at least 1, is required. "
-            "Pass the size of the decoded image."
+            f"size_hw is {size_hw!r}; (height, width) in whole pixels, each at least 1 and at most {LONGEST_SIDE_PX}, "
+            "is required. Pass the size of the decoded image."
         )
     return height, width
+
+
+def _whole_ids(token_ids: Sequence[int]) -> tuple[int, ...]:
+    """Return token ids as whole numbers of at least 0."""
+    try:
+        ids = tuple(operator.index(one) for one in token_ids)
+    except TypeError:
+        ids = (-1,)
+    if min(ids, default=0) < 0:
+        raise PositionError(
+            f"Text token_ids is {token_ids!r}; whole numbers of at least 0 are required. "
+            "Pass characters as text."
+        )
+    return ids
+
+
+def _is_above_0(value: Any) -> bool:
+    """Return whether a value is a finite number above 0."""
+    real: bool = isinstance(value, numbers.Real)
+    return real and 0 < value <= sys.float_info.max
 
 
 LATEST_SECONDS = 1e7  # four months of video: beyond it, position ids lose their meaning
@@ -185,7 +228,13 @@ LATEST_SECONDS = 1e7  # four months of video: beyond it, position ids lose their
 
 def _rising_times(seconds: Sequence[float]) -> tuple[float, ...]:
     """Return timestamps that are finite, not negative and never fall."""
-    times = tuple(float(time) for time in seconds)
+    try:
+        times = tuple(float(time) for time in seconds)
+    except (TypeError, ValueError):
+        raise PositionError(
+            f"Video seconds is {seconds!r}; the time of every sampled frame is required. "
+            "Pass a list of numbers; a number of frames is frames=."
+        ) from None
     for at, time in enumerate(times):
         if not 0 <= time <= LATEST_SECONDS or (at and time < times[at - 1]):
             raise PositionError(

@@ -9,6 +9,7 @@ from dataclasses import replace
 from fractions import Fraction
 from functools import reduce
 from itertools import pairwise
+from typing import Any
 
 from visionpos.errors import PositionError
 from visionpos.geometry import Grid
@@ -39,9 +40,10 @@ def media_plan(media: Image | Video, spec: FamilySpec, images: int = 1) -> Plan:
     Raises:
         PositionError: naming the size, if the family refuses it.
     """
-    if not isinstance(media, (Image, Video)) or not is_whole(images):
+    given: Any = media
+    if not isinstance(given, (Image, Video)) or not is_whole(images):
         raise PositionError(
-            f"media is {media!r} and images {images!r}; an Image or a Video, and a whole number of images, at least 1, "
+            f"media is {given!r} and images {images!r}; an Image or a Video, and a whole number of images, at least 1, "
             "are required. Pass Image(size_hw=(height, width))."
         )
     try:
@@ -52,7 +54,7 @@ def media_plan(media: Image | Video, spec: FamilySpec, images: int = 1) -> Plan:
     except PositionError as refusal:
         if str(media.size_hw) in str(refusal):
             raise
-        raise type(refusal)(f"size_hw is {media.size_hw}; {refusal}") from None
+        raise type(refusal)(f"{refusal} The size_hw given is {media.size_hw}.") from None
 
 
 def image_plan(image: Image, spec: FamilySpec, images: int = 1) -> Plan:

@@ -34,14 +34,15 @@ def units_of_tokens(
     Raises:
         PositionError: if a run of placeholders is not the sum of its grids, or grids are left over.
     """
-    line, threads = types[keep], None
-    lengths: Array = keep.sum(1)
+    line, threads = (types.ravel() if keep.all() else types[keep]), None
+    row_lengths = lengths = np.count_nonzero(keep, axis=1)
     if rule.audio_in_video is not None:
         line, lengths, threads = unwoven(line, lengths, rule.audio_in_video)
     column = np.array([0, 0, rule.row_ends == "column"], dtype=np.int64)
     if rule.edge_cells:
         cells = (grids[IMAGE] + column).prod(1)
-        line = _without_edges(line, _runs(IMAGE, line, lengths), cells, rule.edge_cells)
+        line = _without_edges(line, _runs(line, lengths)[IMAGE], cells, rule.edge_cells)
+    runs = _runs(line, lengths)
     rows, starts, shapes, media = [], [], [], []
     timed: list[Clock | None] = []
     for kind in (IMAGE, VIDEO):
@@ -50,7 +51,7 @@ def units_of_tokens(
             item = np.repeat(item, shape[:, 0])
             shape = shape[item]
             shape[:, 0] = 1
-        row, start = _runs(kind, line, lengths).fill(shape, item)
+        row, start = runs[kind].fill(shape, item)
         rows.append(row)
         starts.append(start)
         shapes.append(shape)
@@ -59,7 +60,7 @@ def units_of_tokens(
     order = np.argsort(np.concatenate(starts), kind="stable")
     medium = np.concatenate(media)[order]
     units = Units(
-        row_lengths=keep.sum(1),
+        row_lengths=row_lengths,
         row=np.concatenate(rows)[order],
         start=np.concatenate(starts)[order],
         shape=np.concatenate(shapes)[order],
@@ -69,15 +70,20 @@ def units_of_tokens(
     return units if threads is None else _rewoven(units, threads)
 
 
-def _runs(kind: int, line: Array, lengths: Array) -> _Runs:
-    """Return the runs of one kind in a line of token types, which never go on into the next row."""
-    row = np.repeat(np.arange(len(lengths)), lengths)
-    begins = np.ones(len(line), dtype=bool)
-    begins[1:] = (line[1:] != line[:-1]) | (row[1:] != row[:-1])
+def _runs(line: Array, lengths: Array) -> dict[int, _Runs]:
+    """Return the runs of images and of clips in a line of token types, which never go on into the next row."""
+    begins = np.empty(len(line), dtype=bool)
+    np.not_equal(line[1:], line[:-1], out=begins[1:])
+    ends = np.cumsum(lengths)
+    begins[(ends - lengths)[lengths > 0]] = True
     start = np.flatnonzero(begins)
-    mine = line[start] == kind
-    length = np.diff(np.append(start, len(line)))[mine]
-    return _Runs(kind, start[mine], length, row[start[mine]])
+    length = np.diff(np.append(start, len(line)))
+    kinds = line[start]
+    row = np.searchsorted(ends, start, side="right")
+    return {
+        kind: _Runs(kind, *(part[kinds == kind] for part in (start, length, row)))
+        for kind in (IMAGE, VIDEO)
+    }
 
 
 def _without_edges(line: Array, runs: _Runs, cells: Array, edge: int) -> Array:

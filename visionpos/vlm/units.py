@@ -13,6 +13,7 @@ import numpy as np
 
 from visionpos.errors import PositionError
 from visionpos.vlm.clocks import Array, Clock
+from visionpos.vlm.instants import checked_gaps
 from visionpos.vlm.rules import Rule
 from visionpos.vlm.stream import Cells, Marker, Run, TokenStream
 from visionpos.vlm.woven import Woven
@@ -132,6 +133,7 @@ def _clock(cells: Sequence[Cells]) -> Clock | None:
     if not steps or any(step is None for step in steps):
         return None
     times = [time for step in steps if step is not None for time in step]
+    checked_gaps(times, f"Video in segment {cells[0].segment}")
     return tuple(time - times[0] for time in times)
 
 
