@@ -24,7 +24,7 @@ from collections.abc import Callable
 import timm
 import torch
 from timm.layers.pos_embed_rel import RelPosBias, RelPosMlp
-from timm.models import levit
+from timm.models import levit, swin_transformer_v2
 from timm.models.swin_transformer_v2_cr import WindowMultiHeadAttention
 from timm.models.vision_transformer_sam import get_decomposed_rel_pos_bias
 
@@ -84,6 +84,23 @@ def network(side: int) -> Row:
     return row(f"log bias {side}x{side}", "timm", lambda: ours(Grid(side, side)), theirs.get_bias)
 
 
+def network_v2(side: int, heads: int) -> Row:
+    """Swin V2's windows in eval: timm squashes all pairs by the sigmoid, ours the distinct differences."""
+    theirs = swin_transformer_v2.WindowAttention(32 * heads, (side, side), heads).eval()
+    spec = enc.LogBiasSpec(pretrained_window_hw=(side, side))
+    dims = Dims(embed_dim=32 * heads, num_heads=heads, depth=1)
+    ours = enc.LogBias.from_source(theirs.state_dict(), spec, dims).eval()
+
+    def peer() -> torch.Tensor:
+        """Return what WindowAttention.forward adds to its logits, by its own lines."""
+        table = theirs.cpb_mlp(theirs.relative_coords_table).view(-1, heads)
+        pairs = table[theirs.relative_position_index.view(-1)].view(side * side, side * side, -1)
+        return 16 * torch.sigmoid(pairs.permute(2, 0, 1).contiguous())
+
+    name = f"Swin V2 window {side}x{side}, {heads} heads, eval"
+    return row(name, "timm", lambda: ours(Grid(side, side)), peer)
+
+
 def network_cr(side: int) -> Row:
     """The CR form, which timm runs on all pairs."""
     theirs = WindowMultiHeadAttention(768, HEADS, (side, side)).eval()
@@ -130,12 +147,13 @@ def main() -> None:
     with torch.no_grad():
         rows = [table(14, 0), table(14, 1), table(32, 0), table(32, 1), table(64, 0)]
         rows += [moved(7, 12), moved(14, 32)]
+        rows += [network_v2(8, 3), network_v2(8, 12), network_v2(16, 12), network_v2(24, 12)]
         rows += [network(8), network(24), network_cr(8), network_cr(16), offsets(14), offsets(32)]
         rows += [decomposed(14, 14), decomposed(64, 32)]
-    print(f"{'operation':32} {'peer':6} {'time / peer':>11} {'time / copy':>11}")
+    print(f"{'operation':40} {'peer':6} {'time / peer':>11} {'time / copy':>11}")
     for entry in rows:
         print(
-            f"{entry['op']:32} {entry['peer']:6} {entry['to peer']:11.2f} {entry['to copy']:11.2f}"
+            f"{entry['op']:40} {entry['peer']:6} {entry['to peer']:11.2f} {entry['to copy']:11.2f}"
         )
     print(
         json.dumps(

@@ -10,8 +10,16 @@ from hypothesis import strategies as st
 from tests.strategies import grids as sides
 from tests.strategies import seeds
 from visionpos import Grid
-from visionpos.errors import PositionError
-from visionpos.vlm import drop_rates, keep_tokens, resampled, sample_sides
+from visionpos.errors import ConfigError, PositionError
+from visionpos.vlm import (
+    Image,
+    drop_rates,
+    family,
+    keep_tokens,
+    pack_images,
+    resampled,
+    sample_sides,
+)
 
 
 def generator(seed: int = 0) -> torch.Generator:
@@ -121,8 +129,41 @@ def test_error_values() -> None:
         (lambda: sample_sides(1, 8, 64, law="beta", generator=source), "law is 'beta'"),
         (lambda: resampled([(0, 3)], 224, 16), "down to 0"),
         (lambda: resampled([(2, 3)], 224, 0), "patch is 0"),
+        (lambda: resampled([(float("inf"), 3)], 224, 16), "up to inf.*finite"),
+        (lambda: resampled([(3, 4)], 1e30, 16), "reach 1e.30.*at most 2147483647"),
+        (lambda: resampled([(3,)], 224, 16), "two numbers an image"),
+        (lambda: drop_rates(-1, mean=0.5, std=0.1, generator=source), "images is -1"),
+        (lambda: sample_sides(2.5, 8, 64, generator=source), "images is 2.5"),
+        (lambda: sample_sides(1, 8, 64, law="normal", std=1e9, generator=source), "is uniform"),
+        (lambda: keep_tokens([Grid(2, 2)], "a", generator=source), "rates is 'a'"),
         (lambda: resampled([(2, 3)], torch.ones(2), 16), "for 1 images"),
     ]
     for call, words in cases:
         with pytest.raises(PositionError, match=words):
             call()
+
+
+def test_navit_plans_what_resampling_gives() -> None:
+    """The family's sizes are those of `resampled`, ties to even, each side from its own exact root."""
+    sizes = [(600, 800), (20, 3000), (3000, 20), (1, 1), (7, 7), (641, 479), (1, 4000)]
+    sizes += [(13 * at % 997 + 1, 29 * at % 1009 + 1) for at in range(500)]
+    for variant, side in ((None, 224), ("64", 64), ("128", 128), ("384", 384), ("512", 512)):
+        fam = family("navit", variant=variant)
+        planned = [fam.plan(Image(size)).views[0].size_hw for size in sizes]
+        assert planned == [tuple(size) for size in resampled(sizes, side, patch=16).tolist()]
+    native = family("navit", variant="native")
+    assert native.plan(Image((24, 7))).views[0].size_hw == (32, 16)
+    plans = [fam.plan(Image(size)) for size in ((48, 64), (97, 131), (600, 20))]
+    packed = pack_images([plan.views[0].tokens for plan in plans], 2048)
+    assert packed.counts.tolist() == [plan.cells for plan in plans]
+
+
+def test_navit_ties_go_to_even_multiples() -> None:
+    """A square of 24 or 40 pixels is 1.5 or 2.5 patches of 16."""
+    for side, expected in ((24, 32), (40, 32), (56, 64), (72, 64), (3, 16)):
+        steps = [{"kind": "area", "px": side * side, "unit": 16}]
+        fam = family("navit", overlay={"views": {"global": {"size": steps}}})
+        assert fam.plan(Image((7, 7))).views[0].size_hw == (expected, expected)
+    steps = [{"kind": "area", "px": 9, "unit": 16, "chained": True}]
+    with pytest.raises(ConfigError, match=r"area step has unit with chained"):
+        family("navit", overlay={"views": {"global": {"size": steps}}})

@@ -188,6 +188,9 @@ def test_error_values() -> None:
         (lambda: naflex_batch(patches[1:], GRIDS), "of 4 images and grids of 5"),
         (lambda: naflex_batch(patches[::-1], GRIDS), r"tokens\[0\].*16 cells"),
         (lambda: naflex_batch(patches, [Grid(4, 2, frames=2), *GRIDS[1:]]), "has 2 frames"),
+        (lambda: naflex_batch([patches[0][:, :1], *patches[1:]], GRIDS), r"tokens\[1\].*one width"),
+        (lambda: naflex_batch([one.numpy() for one in patches], GRIDS), "from_numpy"),
+        (lambda: naflex_batch(None, GRIDS), "tokens are a NoneType"),
         (dropped.for_timm, r"image 1 holds 20 patches of grid \(1, 3, 7\).*NaFlexVit"),
         (dropped.for_transformers, "Siglip2"),
     ]

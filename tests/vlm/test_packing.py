@@ -406,6 +406,12 @@ def test_reference_attention_pool(slots: int | None) -> None:
         assert_close_to(own, alone)
 
 
+def test_keep_as_a_list_is_keep_as_a_tensor() -> None:
+    keep = torch.arange(65) != 3
+    listed, given = (pack_images(RAGGED, 20, keep=one) for one in (keep.tolist(), keep))
+    assert torch.equal(listed.cells, given.cells)
+
+
 # --- refusals
 
 
@@ -416,6 +422,8 @@ def test_reference_attention_pool(slots: int | None) -> None:
         ({"budget": 15, "prefix": 1}, ["16 tokens", "prefix 1"]),
         ({"budget": 0}, ["budget is 0", "at least 1"]),
         ({"budget": 2.5}, ["budget is 2.5"]),
+        ({"budget": None}, ["budget is None"]),
+        ({"budget": True}, ["budget is True"]),
         ({"rows": 1}, ["rows is 1", "need 4 rows of 20", "keep="]),
         ({"rows": 0}, ["rows is 0"]),
         ({"max_images": 0}, ["max_images is 0", "Leave it out"]),
@@ -423,6 +431,8 @@ def test_reference_attention_pool(slots: int | None) -> None:
         ({"method": "greedy"}, ["method is 'greedy'", "first_fit"]),
         ({"keep": torch.ones(3, dtype=torch.bool)}, ["keep is torch.bool", "(65,)", "keep_tokens"]),
         ({"keep": torch.ones(65)}, ["keep is torch.float32"]),
+        ({"keep": "all"}, ["keep is of type str", "keep_tokens"]),
+        ({"keep": [True] * 3}, ["keep is torch.bool of shape (3,)"]),
         ({"keep": torch.arange(65) < 65 - 16}, ["keep leaves no token of image 6"]),
         ({"grids": [Grid(2, 2), (2, 3)]}, ["grids[1] is (2, 3)", "Grid"]),
         ({"grids": Grid(2, 2)}, ["grids is Grid", "sequence"]),
@@ -449,6 +459,14 @@ def test_error_tokens() -> None:
         (lambda: packed.unflatten(torch.zeros(3, 2)), "hold 65 tokens"),
         (lambda: packed.pool_mask(1), "slots is 1 and a row holds [2-9] images.*max_images"),
         (lambda: packed.pool(torch.zeros(*packed.shape, 3), "sum"), "how is 'sum'"),
+        (lambda: packed.pool(torch.zeros(*packed.shape)), r"floats \[rows, budget, d\]"),
+        (lambda: packed.pool(torch.zeros(*packed.shape, 3, dtype=torch.int64)), "x is torch.int64"),
+        (lambda: packed.pool_mask(2.5), "slots is 2.5"),
+        (lambda: packed.block_mask(0), "block is 0.*at least 1"),
+        (lambda: packed.block_mask(2.5), "block is 2.5"),
+        (lambda: packed.fill(None), "tokens are a NoneType"),
+        (lambda: packed.fill([part.numpy() for part in parts]), "from_numpy"),
+        (lambda: packed.fill([*parts[:-1], parts[-1][:, :1]]), r"tokens\[6\].*one width"),
     ]
     for call, words in cases:
         with pytest.raises(PositionError, match=words):

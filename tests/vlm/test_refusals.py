@@ -30,7 +30,8 @@ def step(kind: str, **fields: Any) -> dict[str, Any]:
 @pytest.mark.parametrize("overlay", [
     step("canvas", multiple=0), step("canvas", multiple=-4), step("canvas", box=0), step("stretch", box=-5),
     step("stretch", box=[14, 0]), step("fit", box=0), step("fit", box=14, at_least=-4),
-    step("enlarge", side_at_least=0), step("multiple", of=14, thin_at_most=-1), step("refuse", ratio_over=0), step("refuse", side_under=-1),
+    step("enlarge", side_at_least=0), step("multiple", of=14, thin_at_most=-1),
+    step("refuse", ratio_over=0), step("refuse", side_under=-1),
     step("pixels", multiple=14, min_px=1, max_px=9999, frames=0), step("pixels", multiple=14, min_px=9, max_px=8),
     step("area", px=0), step("area", px=-1, arithmetic="float64"), step("area", px=9, unit=0),
     step("edges", short_at_least=5, long_at_most=9, multiple=16, divide=0),

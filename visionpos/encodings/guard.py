@@ -91,7 +91,9 @@ def check_dtype(values: Tensor, layer: nn.Module, name: str) -> None:
         PositionError: naming both dtypes.
     """
     weight = next(layer.parameters())
-    if values.dtype != weight.dtype and not torch.is_autocast_enabled(values.device.type):
+    # The meta device knows no autocast.
+    autocast = not values.is_meta and torch.is_autocast_enabled(values.device.type)
+    if values.dtype != weight.dtype and not autocast:
         raise PositionError(
             f"{name} is {values.dtype} and the weights are {weight.dtype}; one dtype is required. Cast one of the two, "
             "or run under autocast."
