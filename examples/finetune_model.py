@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import load_file
 from torch.nn import functional as F
 
+import visionpos as vp
 from visionpos import retrofit
 from visionpos.errors import PositionError
 
@@ -52,14 +53,24 @@ def build(settings: Settings, classes: int, *, fresh: bool) -> Any:
     extra: dict[str, Any] = {"img_size": settings.from_size} if settings.from_size else {}
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(settings.seed)
-        model = timm.create_model(
-            settings.model,
-            pretrained=settings.pretrained and fresh,
-            num_classes=classes,
-            dynamic_img_size=True,  # batches have several sizes
-            drop_path_rate=settings.drop_path,
-            **extra,
-        )
+        try:
+            model = timm.create_model(
+                settings.model,
+                pretrained=settings.pretrained and fresh,
+                num_classes=classes,
+                dynamic_img_size=True,  # batches have several sizes
+                drop_path_rate=settings.drop_path,
+                **extra,
+            )
+        except (RuntimeError, TypeError, ValueError) as error:
+            raise PositionError(
+                f"model {settings.model!r} cannot be built with sizes that change from batch to batch: "
+                f"{' '.join(str(error).split())[:300]}. Give --model a ViT, DeiT, DINO, SigLIP, CLIP, EVA or Swin."
+            ) from None
+    for size in settings.mix:
+        vp.Grid.of_image(
+            size, patch=model.patch_embed.patch_size
+        )  # refuses what timm would in a later step
     if settings.weights is not None and fresh:
         read_weights(model, settings.weights)
     return model

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 from dataclasses import MISSING, asdict, dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any, get_args, get_type_hints
@@ -76,6 +77,11 @@ class Settings:
             if getattr(self, name) < least:
                 raise PositionError(
                     f"{name} is {getattr(self, name)}; at least {least} is required."
+                )
+        for name, value in asdict(self).items():
+            if isinstance(value, float) and not 0 <= value < math.inf:
+                raise PositionError(
+                    f"{name} is {value}; a finite number of at least 0 is required."
                 )
         if self.precision not in ("bf16", "fp32"):
             raise PositionError(f"precision is {self.precision!r}; it must be bf16 or fp32.")

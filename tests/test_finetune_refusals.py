@@ -166,3 +166,25 @@ def test_a_loss_that_is_not_finite_stops_the_run(
     assert "at step " in said
     assert "a lower --lr" in said
     assert whole_steps(tmp_path)[-1] < STEPS
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--model", "nope"), "model 'nope' cannot be built"),
+        (("--model", "levit_128s"), "cannot be built with sizes that change from batch to batch"),
+        (("--mix", "100x100"), "size_hw (100, 100) is not divisible by patch"),
+        (("--lr", "nan"), "lr is nan; a finite number of at least 0 is required"),
+    ],
+)
+def test_error_before_the_first_step(
+    options: tuple[str, str],
+    said: str,
+    photos: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """What would end a run in a later step ends it before it begins."""
+    assert run_here(photos, tmp_path / "run", *options) == 2
+    assert said in capsys.readouterr().err
+    assert not (tmp_path / "run" / "checkpoints").exists()

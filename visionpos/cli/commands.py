@@ -17,7 +17,7 @@ from rich.console import Console
 from visionpos import config
 from visionpos.cli.covered import show_coverage
 from visionpos.cli.drawing import draw_photos
-from visionpos.cli.fillings import difference, shipped_rows
+from visionpos.cli.fillings import check_company, difference, shipped_rows
 from visionpos.cli.inputs import model_of, origin, segment, size_hw_of
 from visionpos.cli.planned import family_rows, plan_rows
 from visionpos.cli.show import show, show_stream, steps, write_json, write_line
@@ -100,16 +100,20 @@ def encodings(
     as_json: Json = False,
 ) -> None:
     """List the shipped encodings, print one resolved spec, or show where two dialects part."""
+    filters = {"--kind": kind, "--match": match}
     if diff is not None:
+        check_company("--diff", {"NAME": name, "--set": overrides, **filters})
         show([difference(diff, grid, to)], as_json=as_json, title=" | ".join(diff))
         return
     if name is not None:
+        check_company("NAME", {"--to": to, **filters})
         spec = config.load_encoding(name, overrides=overrides or ())
         if as_json:
             write_json({"encoding": config.plain(spec)})
         else:
             write_line(config.dump_encoding(spec).rstrip())
         return
+    check_company("a list", {"--to": to, "--set": overrides})
     show(shipped_rows(kind, match), as_json=as_json, title="Encodings")
 
 

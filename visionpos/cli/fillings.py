@@ -51,3 +51,16 @@ def difference(pair: tuple[str, str], grid: str, to: str | None) -> dict[str, An
         else:
             return {"to": there, "heads": heads, **asdict(found)}
     raise refusals[0]
+
+
+def check_company(what: str, others: dict[str, Any]) -> None:
+    """Refuse options that would be ignored beside another.
+
+    Raises:
+        PositionError: naming those that were given.
+    """
+    given = [name for name, value in others.items() if value]
+    if given:
+        raise PositionError(
+            f"{' and '.join(given)} mean nothing to {what}; one question a call is required. Leave them out."
+        )

@@ -193,7 +193,7 @@ class LearnedTable(Additive):
                 (CrossViT, Visformer, TNT) one entry, `pos_embed_0`, `pos_embed1`, `patch_pos` and the like.
             spec: its grid, its prefix rows and its recipe.
             dims: sizes of the model.
-            channels: "last" for rows `(1, n, d)`, `(n, d)`, `(1, h, w, d)`; "first" fx
+            channels: "last" for rows `(1, n, d)`, `(n, d)`, `(1, h, w, d)`; "first" for maps `(1, d, h, w)` (PiT).
 
         Raises:
             PositionError: if the entry is missing, ambiguous, or has other rows than the spec says.

@@ -16,7 +16,7 @@ from visionpos.retrofit.attach import attachments
 from visionpos.retrofit.attachment import TURNS, Attachment, Call
 from visionpos.retrofit.fade import adds_plainly
 from visionpos.retrofit.passes import graph_task
-from visionpos.retrofit.sizes import target_grid
+from visionpos.retrofit.sizes import FROZEN, target_grid
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -136,6 +136,16 @@ class FrozenAttachment(Attachment):
         part.relay.put(None)
         part.__class__ = FrozenAttachment
 
+    def set_strength(self, strength: float) -> None:
+        """Refuse another strength: that of the original is in the buffers."""
+        learned = self.learned_strength
+        now = self.constant if learned is None else learned.item()
+        if strength != now:
+            raise PositionError(
+                f"strength is {strength}; this attachment is frozen at {now:g}. Set it on the original, and freeze "
+                "that again."
+            )
+
     def open(self, grid: Grid, like: Tensor) -> None:
         """Begin a forward pass; no coordinates are needed."""
         self.relay.put(Call(grid, None, self.constant, graph_task(), like.device))
@@ -240,3 +250,4 @@ def _fix_size(model: Any, size_hw: tuple[int, int], grid: Grid) -> None:
     patch.img_size, patch.grid_size = size_hw, (grid.height, grid.width)
     patch.num_patches = grid.size
     patch.register_forward_pre_hook(SizeHook(size_hw), prepend=True)
+    object.__setattr__(model, FROZEN, size_hw)

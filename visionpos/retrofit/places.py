@@ -63,8 +63,17 @@ def embeds_of(model: nn.Module) -> list[Place]:
             wide = int(find(model, row["width"]))
         else:
             wide = int(getattr(module, "embed_dim", 0)) or width_of(module)
-        found.append(Place(path, module, wide, row["layout"], prefix=prefix, sides=sides))
+        end = _end(path, module)
+        found.append(Place(*end, wide, row["layout"], prefix=prefix, sides=sides))
     return found
+
+
+def _end(path: str, module: Any) -> tuple[str, Any]:
+    """Return the last part of a module whose own forward_intermediates runs its parts and goes around its hooks."""
+    if not hasattr(module, "forward_intermediates"):
+        return path, module
+    name, last = list(module.named_children())[-1]
+    return f"{path}.{name}", last
 
 
 def mixers_of(model: nn.Module) -> list[list[Place]]:

@@ -31,7 +31,13 @@ from visionpos.retrofit.records import (
 from visionpos.retrofit.resizing import Move, move_patch, rewrite, scale
 from visionpos.retrofit.rope import attached_at_extent, give_rope, spec_at_extent
 from visionpos.retrofit.seams import ModelSeams, find, grid_of, matches, row_of, sides_of
-from visionpos.retrofit.sizes import checked_size, image_of, remember_image, target_grid
+from visionpos.retrofit.sizes import (
+    check_thawed,
+    checked_size,
+    image_of,
+    remember_image,
+    target_grid,
+)
 from visionpos.retrofit.tables import Table, position_modules, tables_of
 from visionpos.retrofit.undo import undoing
 from visionpos.retrofit.windows import (
@@ -94,6 +100,7 @@ def resize(
     """
     whole: Any = model
     row = row_of(whole)
+    check_thawed(whole, "resized")
     source = grid_of(whole) if row.patches or extent is not None else None
     cut = patch_of(whole, row, patch)
     size = checked_size(whole, row, size_hw, cut)

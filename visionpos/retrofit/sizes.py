@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from visionpos.retrofit.seams import ModelSeams
 
 _RECORD = "visionpos_image"
+FROZEN = "visionpos_frozen"
 
 
 def image_of(model: Any) -> Sides | None:
@@ -59,6 +60,20 @@ def remember_image(model: Any, size_hw: Sides) -> None:
     model._traits = {**model._traits, "img_size": size_hw}  # noqa: SLF001 (timm's update_model_input_size does this)
     if "img_size" in inspect.signature(type(model).__init__).parameters:
         model._model_args = {**getattr(model, "_model_args", {}), "img_size": size_hw}  # noqa: SLF001
+
+
+def check_thawed(model: Any, what: str) -> None:
+    """Refuse a copy that `freeze` has made for one image size.
+
+    Raises:
+        PositionError: naming the size, and what cannot be done.
+    """
+    size = getattr(model, FROZEN, None)
+    if size is not None:
+        raise PositionError(
+            f"model is frozen for images of {size[0]}x{size[1]}, and cannot be {what}; its tables are constants. Take "
+            "the model that was given to freeze."
+        )
 
 
 def checked_size(model: Any, row: ModelSeams, size_hw: Any, patch: Sides | None = None) -> Sides:
@@ -130,10 +145,14 @@ def target_grid(patch: Any, size_hw: tuple[int, int], cut: Sides | None = None) 
     size = whole_sides(size_hw)
     if size is not None and not (size[0] % step_hw[0] or size[1] % step_hw[1]):
         return Grid(size[0] // step_hw[0], size[1] // step_hw[1])
+    wrong = (
+        "no image size (height, width)"
+        if size is None
+        else f"not divisible into patches of {step_hw} pixels"
+    )
     raise PositionError(
-        f"size_hw {size_hw!r} is not divisible into patches of {step_hw} pixels; (height, width) must be positive "
-        f"multiples of the patch, {LARGEST} at most. timm would crop the rest in silence: resize or pad the images "
-        "instead."
+        f"size_hw {size_hw!r} is {wrong}; height and width must be positive multiples of the patch, {LARGEST} at most. "
+        "timm would crop the rest in silence: resize or pad the images instead."
     )
 
 

@@ -17,6 +17,7 @@ from visionpos.retrofit.patches import kernel_record
 from visionpos.retrofit.paths import find
 from visionpos.retrofit.records import TableRecord, records_of, remember
 from visionpos.retrofit.seams import row_of
+from visionpos.retrofit.sizes import check_thawed
 from visionpos.retrofit.tables import Table, tables_of
 
 if TYPE_CHECKING:
@@ -39,6 +40,7 @@ def save(model: nn.Module, path: str | Path, *, source: str = "") -> None:
     Raises:
         PositionError: if the file cannot be written.
     """
+    check_thawed(model, "saved with a lineage")
     found = lineage(model, source=source)
     tensors = dict(model.state_dict())
     tensors |= {f"{_SOURCE}{path}": record.source for path, record in records_of(model).items()}
