@@ -7,6 +7,7 @@ import torch
 from timm.optim import param_groups_layer_decay, param_groups_weight_decay
 
 import visionpos as vp
+from tests.retrofit.families import FAMILIES
 from tests.retrofit.zoo import CASES, NAMED, Case, image, vit
 from visionpos import retrofit
 from visionpos.errors import PositionError
@@ -86,6 +87,29 @@ def test_parity_without_an_attachment_and_without_layer_decay() -> None:
     assert found == theirs
     assert found["pos_embed"] == (0.0, 1.0)
     assert found["blocks.0.attn.qkv.weight"] == (0.1, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("name", "part"),
+    [
+        ("vit_relpos_small_patch16_224", "rel_pos.mlp"),
+        ("swinv2_tiny_window8_256", "cpb_mlp"),
+        ("levit_128s", "attention_biases"),
+        ("samvit_base_patch16", "rel_pos_h"),
+        ("hiera_tiny_224", "pos_embed"),
+    ],
+)
+@pytest.mark.parametrize("layer_decay", [None, 0.7])
+def test_no_position_decays_in_other_classes(
+    name: str, part: str, layer_decay: float | None
+) -> None:
+    model = next(one for one in FAMILIES if one.name == name).build()
+    retrofit.attach(model, vp.SinCosSpec(), strength=0.5, learn_strength=True)
+    found = settings(model, retrofit.parameter_groups(model, layer_decay=layer_decay))
+    positions = [key for key in found if part in key or key.startswith("visionpos.")]
+    assert len(positions) > 1
+    assert all(found[key][0] == 0.0 for key in positions)
+    assert any(decay > 0.0 for decay, _ in found.values())
 
 
 def test_timm_alone_would_decay_what_is_new() -> None:

@@ -139,6 +139,39 @@ def test_error_extent_of_what_turns_in_windows(extent: Any) -> None:
 # Passes, copies and frozen copies.
 
 
+def test_inference_mode() -> None:
+    """What is moved in inference mode trains afterwards: its buffers and weights are plain tensors."""
+    model = family("swin_tiny_patch4_window7_224").build()
+    flat = vit()
+    with torch.inference_mode():
+        retrofit.resize(model, (448, 224), windows="scale")
+        retrofit.adapt_channels(model, 1)
+        retrofit.attach(model, vp.MixedRopeSpec(), strength=1.0)
+        retrofit.resize(flat, (96, 96))
+        retrofit.lift_table(flat)
+    model(torch.randn(1, 1, 448, 224)).square().mean().backward()
+    flat(image((96, 96))).square().mean().backward()
+    assert all(weight.grad is not None for weight in model.visionpos.parameters())
+    assert all(weight.grad is not None for weight in flat.visionpos.parameters())
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_bias_with_causal_attention(fused: bool) -> None:
+    """A causal model keeps its order, and the bias acts: an explicit mask of both is the oracle."""
+    model, x = vit(), image(SIZE)
+    for block in model.blocks:
+        block.attn.fused_attn = fused
+    plain = copy.deepcopy(model)
+    part = retrofit.attach(model, vp.AlibiSpec(), strength=0.5)
+    bias = 0.5 * part.encoding(vp.Grid(4, 6), prefix=1)
+    later = torch.ones(25, 25, dtype=torch.bool).triu(1)
+    with torch.no_grad():
+        found = model.forward_features(x, is_causal=True)
+        mask = bias.masked_fill(later, float("-inf")).unsqueeze(0)
+        assert apart(found, plain.forward_features(x, attn_mask=mask)) < 1e-6
+        assert apart(found, plain.forward_features(x, is_causal=True)) > 1e-3
+
+
 @pytest.mark.parametrize("name", ["botnet26t_256", "levit_128s", "vit_tiny_patch16_224"])
 def test_added_vectors_reach_intermediates(name: str) -> None:
     """ByobNet's forward_intermediates goes around the stem itself."""

@@ -1,5 +1,6 @@
 """What a user may write wrong: overlays, arguments, tokenizers. Each is refused by name, never by a bare traceback."""
 
+import contextlib
 from typing import Any
 
 import pytest
@@ -8,8 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.vlm.test_tiling_cases import HF, refused
+from visionpos import config
 from visionpos.errors import ConfigError, PositionError
-from visionpos.vlm import Image, Special, Text, Video, family, family_names
+from visionpos.vlm import Image, Special, Text, Video, family, family_names, loading
 
 PHOTO = Image((400, 1000))
 
@@ -281,3 +283,16 @@ def test_a_real_tokenizer_of_transformers_and_of_tokenizers(*, wrapped: bool) ->
     # MiniCPM's placeholder is the unknown token itself.
     ids = family("minicpm_v2").stream([Text("a dog"), Image((9, 9))], made()).token_ids(made())
     assert ids.tolist() == [1, 0, 5, *[0] * 64, 6]
+
+
+def test_stale_state_loading_changes_nothing_that_is_kept() -> None:
+    """Files are parsed once; overlays, variants and dialects of one load leave no trace in the next."""
+    before = {name: family(name) for name in family_names()}
+    for name, dialect, variant in SPOKEN:
+        overlay = {"grid": {"patch": 1}, "rule": None, "stream": {"image": {"after": ["x"]}}}
+        with contextlib.suppress(PositionError):
+            family(name, dialect, variant, overlay)
+    for name, text in ((name, file.read_text()) for name, file in config.shipped("vlm").items()):
+        kept = loading._parsed(text, f"configs/vlm/{name}.yaml")
+        assert kept == config.read_yaml(text)
+        assert family(name) == before[name]

@@ -63,13 +63,13 @@ def test_golden_windows(shape: tuple[int, int, int]) -> None:
 @pytest.mark.parametrize("name", TOWERS)
 def test_reference_ids_and_segments(name: str) -> None:
     vision = pytest.importorskip("transformers.vision_utils")
-    merge, timed, whole = TOWERS[name]
+    (merge, timed, whole), tower = TOWERS[name], tower_of(name)
     for seed in range(150):
         grids = drawn(seed)
         table = torch.tensor([grid.shape for grid in grids])
         expected = vision.get_vision_position_ids(table, merge, include_temporal=timed)
-        assert torch.equal(tower_ids(tower_of(name), grids), expected), f"seed {seed}"
-        ends, longest = tower_segments(tower_of(name), grids)
+        assert torch.equal(tower_ids(tower, grids), expected), f"seed {seed}"
+        ends, longest = tower_segments(tower, grids)
         theirs = vision.get_vision_cu_seqlens(table, merge_temporal=whole)
         assert torch.equal(ends, theirs), f"seed {seed}"
         assert longest == int(theirs.diff().max())
@@ -78,11 +78,12 @@ def test_reference_ids_and_segments(name: str) -> None:
 def test_reference_windows() -> None:
     """112 px windows of 14 px patches, merge 2."""
     vision = pytest.importorskip("transformers.vision_utils")
+    tower = tower_of("qwen2_5_vl")
     for seed in range(150):
         grids = drawn(seed)
         table = torch.tensor([grid.shape for grid in grids])
         cells, ends = vision.get_vision_window_index(table, 2, 112, 14)
-        got = tower_windows(tower_of("qwen2_5_vl"), grids)
+        got = tower_windows(tower, grids)
         assert torch.equal(got.cells, cells), f"seed {seed}"
         assert got.cu_seqlens.tolist() == list(ends), f"seed {seed}"
 

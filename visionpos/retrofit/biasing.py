@@ -40,11 +40,22 @@ class ArgumentHook:
         if self.owner.idle:
             return None
         bias = self.within.handed(args, kwargs).to(args[0].dtype)
+        if kwargs.get(
+            "is_causal"
+        ):  # a kernel takes one or the other, and timm's plain form drops the mask
+            bias, kwargs = _causal(bias), {**kwargs, "is_causal": False}
         if self.name in kwargs or len(args) <= self.index:
             return args, {**kwargs, self.name: _with_mask(bias, kwargs.get(self.name))}
         moved = list(args)
         moved[self.index] = _with_mask(bias, args[self.index])
         return tuple(moved), kwargs
+
+
+def _causal(bias: Tensor) -> Tensor:
+    """Return a bias `[..., n, n]` that lets no query see a later key."""
+    n = bias.shape[-1]
+    later = torch.ones(n, n, dtype=torch.bool, device=bias.device).triu(1)
+    return bias.masked_fill(later, float("-inf"))
 
 
 def _with_mask(bias: Tensor, mask: Tensor | None) -> Tensor:

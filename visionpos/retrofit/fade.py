@@ -80,6 +80,7 @@ def fade_table(
     return Ramp(schedules)
 
 
+@torch.inference_mode(mode=False)
 @torch.no_grad()
 def lift_table(model: nn.Module, *, recipe: str | None = None) -> Attachment:
     """Turn the model's learned table into the attachment `visionpos.table` at strength 1, in place, and return it.

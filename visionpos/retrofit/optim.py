@@ -22,8 +22,9 @@ def parameter_groups(
 ) -> list[dict[str, Any]]:
     """Return optimizer groups in which no position parameter decays.
 
-    Tables, rotary frequencies and strengths are kept out of weight decay. Under layer decay, attached encodings train
-    at the full rate: they are new, and act in every layer.
+    Tables, networks of log coordinates (as Swin-V2 has it), rotary frequencies and strengths are kept out of weight
+    decay; convolutions that mix tokens decay like others. Under layer decay, attached encodings train at the full rate:
+    they are new, and act in every layer.
 
     Args:
         model: a timm model, attached or not.
@@ -65,8 +66,10 @@ def _still(model: Any) -> set[str]:
     """Return the parameters that must not decay: what timm names, all tables, rotary frequencies and attachments."""
     rope = row_of(model).rope
     inside = ("visionpos.",) if rope is None else ("visionpos.", f"{rope}.")
+    tables = tables_of(model)
+    inside += tuple(f"{table.path}." for table in tables if table.seams.kind == "log_mlp")
     still = {name for name, _ in model.named_parameters() if name.startswith(inside)}
-    still |= {table.path for table in tables_of(model) if isinstance(table.value, nn.Parameter)}
+    still |= {table.path for table in tables if isinstance(table.value, nn.Parameter)}
     # A class may name none, or, as timm's Hiera can, ask for a table that it has not.
     with suppress(AttributeError):
         still |= set(model.no_weight_decay())

@@ -98,6 +98,7 @@ def kernel_record(kernel: Any, source: torch.Tensor) -> TableRecord | None:
     return TableRecord(source, *grids, _RECIPE, source)
 
 
+@torch.inference_mode(mode=False)
 @torch.no_grad()
 def adapt_channels(
     model: nn.Module, in_chans: int, *, optimizer: torch.optim.Optimizer | None = None

@@ -55,6 +55,7 @@ if TYPE_CHECKING:
 __all__ = ["TableRecord", "remember", "resize", "table_record", "target_grid"]
 
 
+@torch.inference_mode(mode=False)  # buffers made in inference mode could never train
 @torch.no_grad()
 def resize(
     model: nn.Module,
