@@ -65,8 +65,8 @@ def parameter_groups(
 def _still(model: Any) -> set[str]:
     """Return the parameters that must not decay: what timm names, all tables, rotary frequencies and attachments."""
     rope = row_of(model).rope
-    inside = ("visionpos.",) if rope is None else ("visionpos.", f"{rope}.")
     tables = tables_of(model)
+    inside: tuple[str, ...] = ("visionpos.",) if rope is None else ("visionpos.", f"{rope}.")
     inside += tuple(f"{table.path}." for table in tables if table.seams.kind == "log_mlp")
     still = {name for name, _ in model.named_parameters() if name.startswith(inside)}
     still |= {table.path for table in tables if isinstance(table.value, nn.Parameter)}
