@@ -11,6 +11,7 @@ from torch import nn
 
 from visionpos.encodings.biasing import blank_linear, through
 from visionpos.encodings.doors import Biasing, Dims
+from visionpos.encodings.repeated import repeated
 from visionpos.encodings.sources import filled, required_entry
 from visionpos.errors import PositionError
 from visionpos.geometry.fields import check_fields
@@ -67,7 +68,8 @@ class Fire(Biasing):
 
     It keeps every mirror and quarter turn of the square. Under "threshold" it depends on differences only
     (shift-relative); under "extent" also on the size of the grid. The network runs on the distinct differences only, in
-    float32 or better. Prefix tokens get 0. Memory of `forward` is `num_heads` n x n numbers.
+    float32 or better; in eval without gradients, on the CPU, again only when a weight or the grid has changed. Prefix
+    tokens get 0. Memory of `forward` is `num_heads` n x n numbers.
 
     Example:
         >>> from visionpos.geometry.grid import Grid
@@ -138,8 +140,13 @@ class Fire(Biasing):
 
     def distinct(self, grid: Grid, *, device: torch.device | None = None) -> Tensor:
         """Return `[num_heads, distinct]` on the grid, whose sides are the extent."""
-        offsets = distinct_offsets(grid, device=self.home(device))
-        return self.values(offsets, extent=grid.shape).contiguous()
+        home = self.home(device)
+
+        def evaluate() -> Tensor:
+            offsets = distinct_offsets(grid, device=home)
+            return self.values(offsets, extent=grid.shape).contiguous()
+
+        return repeated(self, (self.spec, grid.shape), evaluate)
 
     @classmethod
     def from_source(cls, state: Mapping[str, Tensor], spec: FireSpec, dims: Dims) -> Self:

@@ -11,6 +11,7 @@ from torch import nn
 
 from visionpos.encodings.biasing import blank_linear, check_flat
 from visionpos.encodings.doors import Biasing, Dims
+from visionpos.encodings.repeated import repeated
 from visionpos.encodings.sources import check_index, required_entry, sides, source_entry, start
 from visionpos.errors import PositionError
 from visionpos.geometry.fields import check_fields
@@ -79,7 +80,8 @@ class LogBias(Biasing):
     The network runs on the `(2h - 1)(2w - 1)` distinct differences only. It depends on differences only
     (shift-relative) and has no mirror symmetry. In form "microsoft" and "cr" one difference has one bias at every
     window; in "torchvision" only at one window. A window side of 1 has coordinate 0. The arithmetic runs in float32 or
-    better, whatever the weights' dtype and autocast. Memory of `forward` is `num_heads` n x n numbers.
+    better, whatever the weights' dtype and autocast. In eval without gradients, on the CPU, it runs again only when a
+    weight or the window has changed. Memory of `forward` is `num_heads` n x n numbers.
 
     Swin V2's cosine attention and `logit_scale` are no position and belong to the attention module.
 
@@ -159,9 +161,12 @@ class LogBias(Biasing):
             PositionError: if the grid has frames.
         """
         check_flat(grid)
-        home = self.home(device)
+        home, window = self.home(device), (grid.height, grid.width)
+        return repeated(self, (self.spec, window), lambda: self._distinct(window, home))
+
+    def _distinct(self, window: tuple[int, int], home: torch.device | None) -> Tensor:
+        """Return the bias at every difference of a window."""
         dtype = torch.promote_types(torch.float32, self.hidden.weight.dtype)
-        window = (grid.height, grid.width)
         # The first layer is linear, so a row and a column of the window each give their share of it once.
         ticks = [
             _scaled(torch.arange(1 - side, side, device=home, dtype=dtype), unit)
