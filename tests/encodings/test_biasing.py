@@ -399,13 +399,20 @@ def test_gradient_of_every_weight(name):
     assert torch.autograd.gradcheck(run, tuple(module.parameters()))
 
 
-@pytest.mark.parametrize("name", sorted(set(SPECS) - {"beit"}))
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=() if name in ("fire_extent", "swin") else pytest.mark.slow)
+        for name in sorted(set(SPECS) - {"beit"})
+    ],
+)
 def test_compile_one_graph_over_six_sizes(name):
     """Six rectangles, one graph, the eager numbers to the bit."""
     module = biasing(name).float()
     assert graphs_of(lambda h, w: module(Grid(h, w), prefix=1), SIZES) == 1
 
 
+@pytest.mark.slow
 def test_compile_geometric_a_graph_a_size():
     """The geometric ratio is searched in Python: fullgraph still, but one graph a size. Resize before compiling."""
     module = biasing("beit").float()

@@ -33,6 +33,8 @@ class Sample:
     nested: tuple[tuple[str, int], ...] = ()
     either: tuple[int, ...] | Literal["most"] | None = None
     inner: CoordSpec | None = None
+    ratio: fractions.Fraction = fractions.Fraction(1)
+    steps: int | fractions.Fraction | tuple[fractions.Fraction, ...] = 1
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -48,6 +50,11 @@ class Sample:
         ("number", np.float64(0.5), 0.5),
         ("number", np.int32(2), 2.0),
         ("number", fractions.Fraction(1, 4), 0.25),
+        ("ratio", fractions.Fraction(1, 3), fractions.Fraction(1, 3)),
+        ("ratio", 3, fractions.Fraction(3)),
+        ("steps", np.int64(3), 3),
+        ("steps", fractions.Fraction(1, 256), fractions.Fraction(1, 256)),
+        ("steps", [fractions.Fraction(1, 3), 1], (fractions.Fraction(1, 3), fractions.Fraction(1))),
         ("axes", np.int64(3), 3),
         ("pair", [3, 4], (3, 4)),
         ("pair", [np.int64(3), 4], (3, 4)),
@@ -87,6 +94,9 @@ def test_good_values_are_settled(field, given, kept):
         ("number", -math.inf, r"number is -inf; it must be a finite number\."),
         ("number", np.float32("nan"), r"number is .*nan.*; it must be a finite number\."),
         ("number", 10**400, r"number is 1000.*; it must be a finite number\."),
+        ("number", fractions.Fraction(1, 3), r"number is Fraction\(1, 3\); it must be a finite number\."),
+        ("ratio", 0.1, r"ratio is 0\.1; it must be a whole number or a Fraction\."),
+        ("ratio", "1/3", r"ratio is '1/3'; it must be a whole number or a Fraction\."),
         ("number", True, r"number is True; it must be a finite number\."),
         ("number", "5", r"number is '5'; it must be a finite number\."),
         ("number", 1j, r"number is 1j; it must be a finite number\."),

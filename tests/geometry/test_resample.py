@@ -401,7 +401,16 @@ def test_gradient_of_sample_table(recipe):
     assert torch.autograd.gradcheck(run, (table, points))
 
 
-@pytest.mark.parametrize("recipe", ["timm", "dinov2", "torchvision", "qwen3_vl", "nearest"])
+@pytest.mark.parametrize(
+    "recipe",
+    [
+        "timm",
+        *(
+            pytest.param(one, marks=pytest.mark.slow)
+            for one in ("dinov2", "torchvision", "qwen3_vl", "nearest")
+        ),
+    ],
+)
 def test_compile_one_graph_over_six_sizes(recipe):
     """One graph serves all targets, enlarged or reduced, on the grid and at points."""
     table = torch.randn(4 * 9, 8)

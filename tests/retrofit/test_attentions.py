@@ -463,7 +463,7 @@ def test_one_encoding_a_size() -> None:
     "name",
     [
         "swin_tiny_patch4_window7_224",
-        "beit_base_patch16_224",
+        pytest.param("beit_base_patch16_224", marks=pytest.mark.slow),
         pytest.param("levit_128s", marks=pytest.mark.slow),
     ],
 )
@@ -494,6 +494,7 @@ def test_compiles_with_checkpointing(spec: Any) -> None:
         torch.testing.assert_close(one, wanted, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_compiles_a_bias() -> None:
     variant = BY_NAME["swin_tiny_patch4_window7_224"]
     model, x = variant.build(), variant.image()

@@ -86,7 +86,7 @@ def test_ramp_error_of_a_learned_strength() -> None:
     assert strength(model) == pytest.approx(SCHEDULE.at(3))
 
 
-@pytest.mark.parametrize("region", ["model", "blocks"])
+@pytest.mark.parametrize("region", [pytest.param("model", marks=pytest.mark.slow), "blocks"])
 def test_ramp_reaches_a_compiled_model_in_few_graphs(region: str) -> None:
     """A number is guarded: 0, 1 and what lies between have a graph each, whatever the number of steps."""
     model, x = attached(), image(SIZE)

@@ -227,7 +227,14 @@ class Table(nn.Module):
 
 
 @pytest.mark.parametrize("example", [(4, 6), (5, 7)])
-@pytest.mark.parametrize("recipe", ["timm", "dinov2_reg", "mae", "big_vision", "dinov2"])
+@pytest.mark.parametrize(
+    "recipe",
+    [
+        "timm",
+        "dinov2",
+        *(pytest.param(one, marks=pytest.mark.slow) for one in ("dinov2_reg", "mae", "big_vision")),
+    ],
+)
 def test_export_of_a_table_alone(recipe: str, example: tuple[int, int]) -> None:
     """Every recipe that serves its own grid as it is exports from any example; DINOv2's drift is refused, not baked."""
     model, open_ = Table(recipe), ({1: Dim("h", min=2, max=64), 2: Dim("w", min=2, max=64)},)

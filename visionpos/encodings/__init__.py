@@ -201,6 +201,12 @@ def build(spec: EncodingSpec, dims: Dims) -> Encoding:
         ... ).pairing
         'adjacent'
     """
+    given: Any = spec
+    if isinstance(given, str):
+        raise PositionError(
+            f"spec is {given!r}, a name; a Spec is required. Pass visionpos.config.load_encoding({given!r}) for a "
+            "shipped encoding."
+        )
     kind = str(getattr(spec, "kind", ""))
     if kind not in _SCHEMES or type(spec) is not spec_type(kind):
         known = ", ".join(sorted(name for _, name, _ in _SCHEMES.values()))

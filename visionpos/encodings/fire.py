@@ -15,7 +15,7 @@ from visionpos.encodings.repeated import repeated
 from visionpos.encodings.sources import filled, required_entry
 from visionpos.errors import PositionError
 from visionpos.geometry.fields import check_fields
-from visionpos.geometry.grid import is_whole
+from visionpos.geometry.grid import check_grid, is_whole
 from visionpos.geometry.places import check_points
 from visionpos.geometry.relative import Metric, distances, distinct_offsets
 
@@ -140,6 +140,7 @@ class Fire(Biasing):
 
     def distinct(self, grid: Grid, *, device: torch.device | None = None) -> Tensor:
         """Return `[num_heads, distinct]` on the grid, whose sides are the extent."""
+        check_grid(grid)
         home = self.home(device)
 
         def evaluate() -> Tensor:

@@ -140,6 +140,25 @@ class Rotation:
         """Refuse what would be rounded to whole numbers, or grow by broadcasting; see `check_turned`."""
         check_turned(x, self.cos.shape[:-2], self.cos.device)
 
+    def check_fit(self, x: Tensor, prefix: int = 0, suffix: int = 0) -> None:
+        """Refuse x `[..., n, head_dim]` of another number of tokens, or of too few channels.
+
+        Raises:
+            PositionError: naming both numbers.
+        """
+        check_exempt(prefix, suffix)
+        if x.shape[-2] != self.n + prefix + suffix:
+            raise PositionError(
+                f"x has {x.shape[-2]} tokens, the rotation {self.n} and prefix + suffix is {prefix + suffix}; "
+                "tokens must be rotation + prefix + suffix. Pass the prefix count of the model, or select() kept "
+                "tokens."
+            )
+        if x.shape[-1] < 2 * self.pairs:
+            raise PositionError(
+                f"x has {x.shape[-1]} channels a head and the rotation turns {2 * self.pairs}; at most head_dim can "
+                "turn. Build the frequencies with this head_dim."
+            )
+
     def apply(self, x: Tensor, *, prefix: int = 0, suffix: int = 0) -> Tensor:
         """Return `x` with its channel pairs turned.
 
@@ -154,19 +173,9 @@ class Rotation:
         Raises:
             PositionError: if tokens or channels do not fit.
         """
-        turned = 2 * self.pairs
         self.check_lead(x)
-        if x.shape[-2] != self.n + prefix + suffix:
-            raise PositionError(
-                f"x has {x.shape[-2]} tokens, the rotation {self.n} and prefix + suffix is {prefix + suffix}; "
-                "tokens must be rotation + prefix + suffix. Pass the prefix count of the model, or select() kept "
-                "tokens."
-            )
-        if x.shape[-1] < turned:
-            raise PositionError(
-                f"x has {x.shape[-1]} channels a head and the rotation turns {turned}; at most head_dim can turn. "
-                "Build the frequencies with this head_dim."
-            )
+        self.check_fit(x, prefix, suffix)
+        turned = 2 * self.pairs
         rotation = self.padded(prefix, suffix)
         dtype = torch.promote_types(torch.float32, torch.promote_types(x.dtype, rotation.cos.dtype))
         head = x[..., :turned].to(dtype)
