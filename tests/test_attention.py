@@ -12,7 +12,7 @@ from tests.tolerances import assert_close_to
 from visionpos.attention import turn
 from visionpos.errors import PositionError
 from visionpos.geometry import Rotation
-from visionpos.kernels.rotate import is_pairwise, turn_into
+from visionpos.kernels.rotate import How, is_pairwise, turn_into
 
 PAIRINGS = ("half", "adjacent")
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
@@ -273,5 +273,5 @@ def test_blocks_cover_every_place_once(
     wide = torch.promote_types(torch.float32, dtype)
     for out in (torch.full_like(x, float("nan")), x.clone()):
         source = x if bool(out.isnan().any()) else out
-        assert turn_into(out, source, rot.cos.to(wide), rot.sin.to(wide), (pairing, None)) is out
+        assert turn_into(out, source, rot.cos.to(wide), rot.sin.to(wide), How(pairing)) is out
         assert_rounded(out, x, rot)

@@ -16,7 +16,7 @@ from visionpos.errors import PositionError
 from visionpos.geometry.points import known
 from visionpos.geometry.rotation import Rotation
 from visionpos.geometry.rotation import rotate as plain_rotate
-from visionpos.kernels.rotate import turned, turned_in_place
+from visionpos.kernels.rotate import How, turned, turned_in_place
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -67,11 +67,10 @@ def rotate(
     """
     seen = _view(q, layout, "q"), _view(k, layout, "k")
     if not isinstance(rotation, Rotation):
-        out = plain_rotate(*seen, rotation, prefix=prefix, suffix=suffix)
+        turned_q, turned_k = plain_rotate(*seen, rotation, prefix=prefix, suffix=suffix)
     else:
-        whole, kept = rotation.padded(prefix, suffix), layout != "bhnd"
-        out = _turn(seen[0], whole, kept=kept), _turn(seen[1], whole, kept=kept)
-    return _view(out[0], layout, "q"), _view(out[1], layout, "k")
+        turned_q, turned_k = _turn(seen, rotation, prefix, suffix, kept=layout != "bhnd")
+    return _view(turned_q, layout, "q"), _view(turned_k, layout, "k")
 
 
 def turn(x: Tensor, rotation: Rotation) -> Tensor:
@@ -94,7 +93,7 @@ def turn(x: Tensor, rotation: Rotation) -> Tensor:
         >>> turn(torch.ones(1, 1, 2, 4), Rotation.of(torch.zeros(2, 2))).shape
         torch.Size([1, 1, 2, 4])
     """
-    return _turn(x, rotation, kept=False)
+    return _turn((x,), rotation, 0, 0, kept=False)[0]
 
 
 def rotate_(
@@ -177,14 +176,18 @@ def rotate_packed_(
     return _turn_(qkv, rotation, places)
 
 
-def _turn(x: Tensor, rotation: Rotation, *, kept: bool) -> Tensor:
-    """Return x turned; `kept` lays the result out as x is."""
-    rotation.check_lead(x)
-    fits = x.shape[-2] == rotation.n and x.shape[-1] >= 2 * rotation.pairs
-    if not fits or not _is_fast(x, rotation):
-        return rotation.apply(x)
-    cos, sin = _tables(x.dtype, rotation)
-    return turned(x, cos, sin, (rotation.pairing, rotation.axes), kept=kept)
+def _turn(
+    xs: tuple[Tensor, ...], rotation: Rotation, prefix: int, suffix: int, *, kept: bool
+) -> tuple[Tensor, ...]:
+    """Return tensors turned alike; `kept` lays the results out as they are."""
+    for x in xs:
+        rotation.check_lead(x)
+        rotation.check_fit(x, prefix, suffix)
+    if not all(_is_fast(x, rotation) for x in xs) or len({x.dtype for x in xs}) > 1:
+        whole = rotation.padded(prefix, suffix)
+        return tuple(whole.apply(x) for x in xs)
+    cos, sin = _tables(xs[0].dtype, rotation)
+    return turned(xs, cos, sin, How(rotation.pairing, rotation.axes, prefix, suffix), kept=kept)
 
 
 def _tables(dtype: torch.dtype, rotation: Rotation) -> tuple[Tensor, Tensor]:
@@ -197,7 +200,7 @@ def _turn_(x: Tensor, rotation: Rotation, places: Places) -> Tensor:
     """Turn stretches of x where they lie, and return x."""
     if _is_fast(x, rotation):
         cos, sin = _tables(x.dtype, rotation)
-        return turned_in_place(x, cos, sin, (rotation.pairing, rotation.axes), places)
+        return turned_in_place(x, cos, sin, How(rotation.pairing, rotation.axes), places)
     for place in places:
         stretch = place(x)
         stretch.copy_(rotation.apply(stretch))

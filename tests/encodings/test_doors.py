@@ -151,8 +151,12 @@ def test_invariant_forward_is_its_three_steps(name):
     points = module.points(Grid(3, 5), generator=torch.Generator().manual_seed(4))
     steps = Rotation.of(module.angles(points, 1), module.pairing)
     whole = module(Grid(3, 5), layer=1, generator=torch.Generator().manual_seed(4))
-    assert torch.equal(steps.cos, whole.cos)
-    assert torch.equal(steps.sin, whole.sin)
+    if name == "mixed":  # one product a cell: Rotary.over
+        torch.testing.assert_close(steps.cos, whole.cos, rtol=0, atol=1e-5)
+        torch.testing.assert_close(steps.sin, whole.sin, rtol=0, atol=1e-5)
+    else:
+        assert torch.equal(steps.cos, whole.cos)
+        assert torch.equal(steps.sin, whole.sin)
     assert module.points(Grid(3, 5), draws=4).shape == (4, 15, 2)
 
 
@@ -200,7 +204,15 @@ def test_gradient_reaches_every_parameter(name):
 def test_compile_one_graph_over_six_sizes(name):
     """A module is called with a grid inside the graph; six rectangles need one graph."""
     module = vp.build(SPECS[name], DIMS).eval()
-    assert graphs_of(lambda h, w: evaluate(module, Grid(h, w)), SIZES) == 1
+
+    def direct(h, w):
+        """What graphs take: frequencies a head have a faster form in eager mode (Rotary.over)."""
+        if name != "mixed":
+            return evaluate(module, Grid(h, w))
+        turns = module.rotation(module.angles(module.points(Grid(h, w))))
+        return torch.stack([turns.cos, turns.sin])
+
+    assert graphs_of(lambda h, w: evaluate(module, Grid(h, w)), SIZES, direct) == 1
 
 
 @pytest.mark.parametrize("name", SPECS)

@@ -94,7 +94,11 @@ def test_good_values_are_settled(field, given, kept):
         ("number", -math.inf, r"number is -inf; it must be a finite number\."),
         ("number", np.float32("nan"), r"number is .*nan.*; it must be a finite number\."),
         ("number", 10**400, r"number is 1000.*; it must be a finite number\."),
-        ("number", fractions.Fraction(1, 3), r"number is Fraction\(1, 3\); it must be a finite number\."),
+        (
+            "number",
+            fractions.Fraction(1, 3),
+            r"number is Fraction\(1, 3\); it must be a finite number\.",
+        ),
         ("ratio", 0.1, r"ratio is 0\.1; it must be a whole number or a Fraction\."),
         ("ratio", "1/3", r"ratio is '1/3'; it must be a whole number or a Fraction\."),
         ("number", True, r"number is True; it must be a finite number\."),

@@ -139,8 +139,17 @@ def test_reference_mixed(hw):
     with torch.no_grad():
         ours.frequencies.copy_(MixedRope.from_timm(theirs.freqs))
         table = theirs.get_embed(list(hw))
+        points, wide = ours.points(Grid(*hw)), ours.frequencies.double()
         for layer in range(3):
-            assert_close_to(as_timm(ours(Grid(*hw), layer=layer)), table[layer], kind="exact")
+            direct = ours.rotation(ours.angles(points, layer))
+            assert_close_to(as_timm(direct), table[layer], kind="exact")
+            # The lattice's product of turns is another rounding of the same values, and a smaller one.
+            exact = vp.angles(points.double(), wide[layer])
+            over = ours(Grid(*hw), layer=layer)
+            off = (over.cos - exact.cos()).square().mean().sqrt()
+            theirs_off = (direct.cos - exact.cos()).square().mean().sqrt()
+            assert off < max(1.2 * theirs_off, 6e-8)
+            assert (over.sin - exact.sin()).abs().max() < 1e-5
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2])
@@ -187,7 +196,9 @@ def test_reference_apply_per_head(dtype):
         ours.frequencies.copy_(MixedRope.from_timm(theirs.freqs))
         q = torch.randn(2, 6, 15, 16).to(dtype)
         expected = apply_rot_embed_cat(q, theirs.get_embed([3, 5])[1])
-        assert_close_to(ours(Grid(3, 5), layer=1).apply(q), expected, kind="exact")
+        direct = ours.rotation(ours.angles(ours.points(Grid(3, 5)), 1))
+        assert_close_to(direct.apply(q), expected, kind="exact")
+        assert_close_to(ours(Grid(3, 5), layer=1).apply(q), expected)
 
 
 @pytest.mark.parametrize("pairing", ["half", "adjacent"])

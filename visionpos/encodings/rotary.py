@@ -10,6 +10,7 @@ from visionpos.geometry.augment import augment, repeated
 from visionpos.geometry.coords import CoordSpec, coordinates
 from visionpos.geometry.freqs import angles
 from visionpos.geometry.rotation import Rotation
+from visionpos.geometry.separable import is_lattice, lattice_turns
 
 if TYPE_CHECKING:
     import torch
@@ -84,8 +85,19 @@ class Rotary(Guarded, ABC):
         In training every call draws anew, as the original DINOv3 does block by block; for one draw a forward pass or a
         sample, hold `points` and call `angles` and `rotation`.
         """
-        coords = self.points(grid, device=device, generator=generator)
-        return self.rotation(self.angles(coords, layer))
+        return self.over(self.points(grid, device=device, generator=generator), grid, layer)
+
+    def over(self, coords: Tensor, grid: Grid, layer: int = 0, *, prefix: int = 0) -> Rotation:
+        """Return the Rotation of one layer at the `points` of a grid, behind tokens that do not turn.
+
+        Frequencies a head, on rows and columns in eager mode on the CPU, take one product a cell in place of a cosine
+        and a sine, which is faster and off by half as much against float64: see `geometry.separable`.
+        """
+        freqs = self.freqs(layer, device=coords.device)
+        if freqs.ndim == 3 and freqs.shape[1] == 2 and is_lattice(coords, grid):
+            turns = lattice_turns(coords, grid, freqs, prefix=prefix)
+            return Rotation(*turns, self.pairing, self.coords.axes)
+        return self.rotation(self.angles(coords, layer)).padded(prefix)
 
     def rotation(self, turns: Tensor) -> Rotation:
         """Return the Rotation by angles `[..., n, pairs]`, in this encoding's pairing."""

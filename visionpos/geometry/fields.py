@@ -9,6 +9,8 @@ import numbers
 import operator
 import sys
 import types
+from collections.abc import Iterable, Sequence
+from fractions import Fraction
 from functools import lru_cache
 from typing import Any, ClassVar, Literal, Union, get_args, get_origin, get_type_hints
 
@@ -22,9 +24,9 @@ _LARGEST = sys.float_info.max
 def check_fields(spec: Any) -> None:
     """Refuse a spec with a field that is not what its class declares; lists become tuples, numpy's numbers Python's.
 
-    A whole number in the place of a float becomes one: 512 makes the parameter that 512.0 makes. NaN and infinity are
-    no numbers, True is no number, 3.0 is no whole number, and a word outside a `Literal` is refused with the words that
-    are known.
+    A whole number in the place of a float becomes one: 512 makes the parameter that 512.0 makes. A Fraction stays exact
+    where one is declared; a float takes it only if it holds the same number. NaN and infinity are no numbers, True is
+    no number, 3.0 is no whole number, and a word outside a `Literal` is refused with the words that are known.
 
     Args:
         spec: a dataclass instance, while it is being made.
@@ -51,7 +53,7 @@ def check_fields(spec: Any) -> None:
         if settled is not value:
             object.__setattr__(spec, name, settled)
         if not _fits(settled, hint):
-            raise PositionError(f"{name} is {value!r}; it must be {_wanted(hint)}.")
+            raise PositionError(f"{name} is {value!r}; it must be {in_words(hint)}.")
 
 
 def check_choice(name: str, value: object, allowed: tuple[object, ...]) -> None:
@@ -100,16 +102,23 @@ def _settled(value: Any, hint: Any) -> Any:
         return value if same else inner
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         return value
-    if not isinstance(value, numbers.Integral):
-        return float(value)
-    whole = operator.index(value)
-    return float(whole) if _is_float(hint) and abs(whole) <= _LARGEST else whole
-
-
-def _is_float(hint: Any) -> bool:
-    """Return whether a field is declared to hold a float, and not a whole number as well."""
     choices = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
-    return float in choices and int not in choices
+    if isinstance(value, numbers.Rational):
+        return _settled_ratio(value, choices)
+    return float(value)
+
+
+def _settled_ratio(value: Any, choices: tuple[Any, ...]) -> Any:
+    """Return a whole number or a Fraction as the field holds it, and never another number."""
+    whole = operator.index(value) if isinstance(value, numbers.Integral) else None
+    if whole is not None and int in choices:
+        return whole
+    if Fraction in choices:
+        return Fraction(value)
+    exact = value if whole is None else whole
+    if float in choices and abs(exact) <= _LARGEST and (whole is not None or float(exact) == exact):
+        return float(exact)
+    return exact
 
 
 def _parts(hint: Any, count: int) -> tuple[Any, ...]:
@@ -154,18 +163,29 @@ def _fits_plain(value: Any, kind: Any) -> bool:
     return value is None if kind is None else isinstance(value, kind)
 
 
-def _wanted(hint: Any) -> str:
+_WORDS = {
+    None: "None",
+    type(None): "None",
+    int: "a whole number",
+    float: "a finite number",
+    Fraction: "a whole number or a Fraction",
+    bool: "True or False",
+    str: "a text",
+}
+
+
+def in_words(hint: Any) -> str:
     """Return a declared type in words."""
     origin, inner = get_origin(hint), get_args(hint)
     if origin is Literal:
         return f"{'one of ' if len(inner) > 1 else ''}{', '.join(map(repr, inner))}"
     if origin in (Union, types.UnionType):
-        return " or ".join(map(_wanted, inner))
+        return " or ".join(map(in_words, inner))
     if origin is tuple:
         if len(inner) == 2 and inner[1] is Ellipsis:
-            return f"a tuple ({_wanted(inner[0])} each)"
-        return f"({', '.join(map(_wanted, inner))})"
-    words = {int: "a whole number", float: "a finite number", bool: "True or False", str: "a text"}
-    if hint is None or hint is type(None):
-        return "None"
-    return words.get(hint, f"a {getattr(origin or hint, '__name__', origin or hint)}")
+            return f"a tuple ({in_words(inner[0])} each)"
+        return f"({', '.join(map(in_words, inner))})"
+    if origin in (list, Sequence, Iterable):
+        return f"a sequence ({in_words(inner[0])} each)"
+    name = str(getattr(origin or hint, "__name__", origin or hint))
+    return _WORDS.get(hint, f"{'an' if name[0] in 'AEIOU' else 'a'} {name}")

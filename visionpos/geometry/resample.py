@@ -7,6 +7,7 @@ exportable.
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import torch
@@ -14,7 +15,7 @@ import torch
 from visionpos.errors import PositionError
 from visionpos.geometry.grid import check_grid
 from visionpos.geometry.places import check_extent, check_points, check_sides
-from visionpos.geometry.points import check_floats
+from visionpos.geometry.points import check_floats, known
 from visionpos.geometry.precision import full_precision
 from visionpos.geometry.ranges import is_integer
 from visionpos.geometry.recipes import Recipe, recipe_of
@@ -86,10 +87,24 @@ def resample(
         check_sides(extent_hw)
     if extent_hw is None and same_grid(source, target):
         return table
-    cells = table.narrow(-2, prefix, source.size)
-    moved = _on_grid(cells, source, target, chosen, extent_hw or (target.height, target.width))
+    span = extent_hw or (target.height, target.width)
+    if _writes(table) and chosen.kernel != "nearest":
+        shape = (*table.shape[:-2], prefix + target.size + suffix, table.shape[-1])
+        whole = table.new_empty(shape)
+        whole[..., :prefix, :] = table[..., :prefix, :]
+        whole[..., prefix + target.size :, :] = table[..., prefix + source.size :, :]
+        cells = whole.narrow(-2, prefix, target.size)
+        _on_grid(table.narrow(-2, prefix, source.size), source, target, chosen, span, out=cells)
+        return whole
+    moved = _on_grid(table.narrow(-2, prefix, source.size), source, target, chosen, span)
     ends = (table.narrow(-2, 0, prefix), table.narrow(-2, rows - suffix, suffix))
     return torch.cat([ends[0], moved, ends[1]], dim=-2) if prefix or suffix else moved
+
+
+def _writes(table: Tensor) -> bool:
+    """Return whether a result may be written where it belongs, without a copy behind the product."""
+    plain = not (torch.is_grad_enabled() and table.requires_grad) and not torch.jit.is_tracing()  # type: ignore[attr-defined, no-untyped-call]
+    return plain and known(table) and table.dtype in (torch.float32, torch.float64)
 
 
 def same_grid(source: Grid, target: Grid) -> bool:
@@ -106,22 +121,48 @@ def same_grid(source: Grid, target: Grid) -> bool:
 
 
 def _on_grid(
-    cells: Tensor, source: Grid, target: Grid, recipe: Recipe, extent_hw: tuple[int, int]
+    cells: Tensor,
+    source: Grid,
+    target: Grid,
+    recipe: Recipe,
+    extent_hw: tuple[int, int],
+    *,
+    out: Tensor | None = None,
 ) -> Tensor:
-    """Return `[..., target.size, d]` as rows matrix x table x columns matrix."""
+    """Return `[..., target.size, d]` as rows matrix x table x columns matrix, written to `out` where one is given."""
     high, wide = extent_hw
     if recipe.kernel == "nearest":
         return _gathered(cells, source, target, recipe, extent_hw)
     recipe = _as_trained(recipe, extent_hw, source)
-    height = grid_weights(source.height, target.height, recipe, cells.device, span=high)
-    width = grid_weights(source.width, target.width, recipe, cells.device, span=wide)
     dtype = torch.promote_types(torch.float32, cells.dtype)
+    height = _weights(source.height, target.height, recipe, cells, high)
+    width = _weights(source.width, target.width, recipe, cells, wide)
     lattice = cells.to(dtype).unflatten(-2, (source.frames, source.height, source.width))
     with full_precision(cells.device):
-        tall = height.to(dtype) @ lattice.flatten(-2)  # [..., t, target y, source x * d]
+        tall = height @ lattice.flatten(-2)  # [..., t, target y, source x * d]
         tall = tall.unflatten(-1, lattice.shape[-2:])
-        moved: Tensor = width.to(dtype) @ tall  # [..., t, target y, target x, d]
+        if out is not None:
+            torch.matmul(width, tall, out=out.unflatten(-2, target.shape))
+            return out
+        moved: Tensor = width @ tall  # [..., t, target y, target x, d]
     return moved.flatten(-4, -2).to(cells.dtype)
+
+
+def _weights(source: int, target: int, recipe: Recipe, like: Tensor, span: int) -> Tensor:
+    """Return the `[target, source]` weights of one axis, in the dtype of the product."""
+    dtype = torch.promote_types(torch.float32, like.dtype)
+    if not known(like) or type(target) is not int:
+        return grid_weights(source, target, recipe, like.device, span=span).to(dtype)
+    return _kept_weights(source, target, recipe, like.device, span, dtype)
+
+
+@lru_cache(maxsize=256)  # a pure function of its arguments; nothing writes to what it returns
+def _kept_weights(
+    source: int, target: int, recipe: Recipe, device: torch.device, span: int, dtype: torch.dtype
+) -> Tensor:
+    """Return weights that were made once: plain tensors, whatever mode the first call was in."""
+    with torch.inference_mode(mode=False):
+        return grid_weights(source, target, recipe, device, span=span).to(dtype)
 
 
 def _gathered(

@@ -7,7 +7,7 @@ A tensor of queries or keys and half-width tables enter; `out` leaves, which may
 from __future__ import annotations
 
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch.autograd import Function
@@ -18,8 +18,24 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    How = tuple[str, int | None]
     Places = tuple[Callable[[Tensor], Tensor], ...]
+
+
+class How(NamedTuple):
+    """How channels turn.
+
+    Args:
+        pairing: "half", "adjacent" or "half_per_axis".
+        axes: number of axes, which "half_per_axis" needs.
+        prefix: leading tokens that do not turn.
+        suffix: trailing tokens that do not turn.
+    """
+
+    pairing: str
+    axes: int | None = None
+    prefix: int = 0
+    suffix: int = 0
+
 
 # Elements a block: of the second-level cache in float32; larger where casts add calls. Measured, see docs/kernels.md.
 _HALF, _HALF_CAST, _ADJACENT_CAST = 320 * 1024, 512 * 1024, 1024 * 1024
@@ -31,24 +47,36 @@ def turn_into(out: Tensor, x: Tensor, cos: Tensor, sin: Tensor, how: How) -> Ten
     Args:
         out: like x; x itself for the turn in place, else no memory of x.
         x: `[..., n, channels]` of any strides; channels beyond 2 * pairs are copied.
-        cos: `[..., n, pairs]`, which broadcasts against x, of the dtype of the arithmetic: float32 or float64.
+        cos: `[..., turning tokens, pairs]`, which broadcasts against x, of the dtype of the arithmetic: float32 or
+            float64.
         sin: like cos.
-        how: pairing, "half", "adjacent" or "half_per_axis", and the number of axes, which the last needs.
+        how: which channels turn together, and which tokens stand still: those are copied.
 
     Halves turn with a fused multiply-add, which rounds once where the plain form rounds twice; adjacent pairs as one
     complex product.
     """
-    channels = 2 * cos.shape[-1]
-    if channels < x.shape[-1] and out.data_ptr() != x.data_ptr():
-        out[..., channels:].copy_(x[..., channels:])
-    target, source = out[..., :channels], x[..., :channels]
-    if how[0] == "half_per_axis":
+    target, source = (_turning(part, cos, how) for part in (out, x))
+    if out.data_ptr() != x.data_ptr():
+        channels, behind = 2 * cos.shape[-1], x.shape[-2] - how.suffix
+        if channels < x.shape[-1]:
+            out[..., channels:].copy_(x[..., channels:])
+        if how.prefix:
+            out[..., : how.prefix, :channels].copy_(x[..., : how.prefix, :channels])
+        if how.suffix:
+            out[..., behind:, :channels].copy_(x[..., behind:, :channels])
+    if how.pairing == "half_per_axis":
         target, source, cos, sin = (
-            part.unflatten(-1, (how[1], -1)) for part in (target, source, cos, sin)
+            part.unflatten(-1, (how.axes, -1)) for part in (target, source, cos, sin)
         )
     if source.numel():
-        _turn_whole(target, source, cos, sin, how[0])
+        _turn_whole(target, source, cos, sin, how.pairing)
     return out
+
+
+def _turning(x: Tensor, cos: Tensor, how: How) -> Tensor:
+    """Return the tokens and channels of x that turn."""
+    part: Tensor = x[..., how.prefix : x.shape[-2] - how.suffix, : 2 * cos.shape[-1]]
+    return part
 
 
 def _turn_whole(out: Tensor, x: Tensor, cos: Tensor, sin: Tensor, pairing: str) -> None:
@@ -61,7 +89,7 @@ def _turn_whole(out: Tensor, x: Tensor, cos: Tensor, sin: Tensor, pairing: str) 
 
     target, source = out.permute(lead), x.permute(lead)
     if pairing == "adjacent":
-        _adjacent(target, source, laid(torch.complex(cos, sin)))
+        _adjacent(target, source, laid(_joined(cos, sin)))
     else:
         _halves(target, source, laid(torch.cat([cos, cos], dim=-1)), laid(sin))
 
@@ -122,6 +150,20 @@ def is_pairwise(x: Tensor) -> bool:
     return bool(x.stride(-1) == 1 and x.storage_offset() % 2 == 0 and even)
 
 
+def _joined(cos: Tensor, sin: Tensor) -> Tensor:
+    """Return cosines and sines as complex numbers, without a copy where they are the parts of some."""
+    strides, size = cos.stride(), cos.element_size()
+    apart = sin.data_ptr() - cos.data_ptr()
+    if apart == size and strides == sin.stride() and all(step % 2 == 0 for step in strides):
+        whole = torch.as_strided(cos, (*cos.shape, 2), (*strides, 1))
+        return (
+            torch.view_as_complex(whole)
+            if cos.storage_offset() % 2 == 0
+            else torch.complex(cos, sin)
+        )
+    return torch.complex(cos, sin)
+
+
 def _complex(x: Tensor) -> Tensor:
     return torch.view_as_complex(x.unflatten(-1, (-1, 2)))
 
@@ -143,15 +185,17 @@ def _blocks(shape: torch.Size, limit: int) -> Iterator[tuple[slice, ...]]:
             yield (slice(at, at + 1), *rest)
 
 
-def turned(x: Tensor, cos: Tensor, sin: Tensor, how: How, *, kept: bool = False) -> Tensor:
-    """Return x turned, `[..., n, channels]`; arguments as in `turn_into`.
+def turned(
+    xs: tuple[Tensor, ...], cos: Tensor, sin: Tensor, how: How, *, kept: bool = False
+) -> tuple[Tensor, ...]:
+    """Return tensors turned by the same tables, `[..., n, channels]` each; other arguments as in `turn_into`.
 
-    `kept` lays the result out as x is, in place of row-major.
+    `kept` lays results out as their tensors are, in place of row-major.
     """
-    if torch.is_grad_enabled() and (x.requires_grad or cos.requires_grad or sin.requires_grad):
-        out: Tensor = Turned.apply(x, cos, sin, how, kept)
+    if torch.is_grad_enabled() and any(part.requires_grad for part in (*xs, cos, sin)):
+        out: tuple[Tensor, ...] = Turned.apply(cos, sin, how, kept, *xs)
         return out
-    return turn_into(_fresh(x, kept=kept), x, cos, sin, how)
+    return tuple(turn_into(_fresh(x, kept=kept), x, cos, sin, how) for x in xs)
 
 
 def turned_in_place(x: Tensor, cos: Tensor, sin: Tensor, how: How, places: Places) -> Tensor:
@@ -171,27 +215,48 @@ def turned_in_place(x: Tensor, cos: Tensor, sin: Tensor, how: How, places: Place
 
 
 class Turned(Function):
-    """x turned into fresh memory; gradients to x, and to cosines and sines where they are learned.
+    """Tensors turned into fresh memory; gradients to them, and to cosines and sines where those are learned.
 
-    Kept for the backward pass are the tables, and x only if the tables learn.
+    Kept for the backward pass are the tables, and the tensors only if the tables learn.
     """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor, how: How, kept: bool) -> Tensor:  # noqa: FBT001
-        """Return x turned."""
+    def forward(  # noqa: D102
+        ctx: Any,
+        cos: Tensor,
+        sin: Tensor,
+        how: How,
+        kept: bool,  # noqa: FBT001
+        *xs: Tensor,
+    ) -> tuple[Tensor, ...]:
         ctx.how, ctx.kept = how, kept
-        learns = any(ctx.needs_input_grad[1:3])
-        ctx.save_for_backward(cos, sin, x if learns else None)
-        return turn_into(_fresh(x, kept=kept), x, cos, sin, how)
+        ctx.set_materialize_grads(False)
+        learns = any(ctx.needs_input_grad[:2])
+        ctx.save_for_backward(cos, sin, *(xs if learns else ()))
+        return tuple(turn_into(_fresh(x, kept=kept), x, cos, sin, how) for x in xs)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         """Return the gradients; they can be differentiated again."""
-        cos, sin, x = ctx.saved_tensors
-        needs = ctx.needs_input_grad[0]
-        back = turned(grad, cos, -sin, ctx.how, kept=ctx.kept) if needs else None
-        tables = (None, None) if x is None else table_grads(x, grad, cos, ctx.how)
-        return back, *tables, None, None
+        cos, sin, *xs = ctx.saved_tensors
+        back = _turned_back(cos, sin, ctx.how)
+        out = [
+            turned((grad,), *back, ctx.how, kept=ctx.kept)[0]
+            if needed and grad is not None
+            else None
+            for grad, needed in zip(grads, ctx.needs_input_grad[4:], strict=True)
+        ]
+        seen = [(x, grad) for x, grad in zip(xs, grads, strict=False) if grad is not None]
+        tables = table_grads(seen, cos, ctx.how) if seen else (None, None)
+        return *tables, None, None, *out
+
+
+def _turned_back(cos: Tensor, sin: Tensor, how: How) -> tuple[Tensor, Tensor]:
+    """Return the tables of the turn back, for adjacent pairs as the parts of complex numbers."""
+    if how.pairing != "adjacent":
+        return cos, -sin
+    turns = torch.complex(cos, -sin)
+    return turns.real, turns.imag
 
 
 class TurnedInPlace(Function):
@@ -210,8 +275,9 @@ class TurnedInPlace(Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         """Return the gradient turned back, in fresh memory: others may hold the one that came in."""
         cos, sin = ctx.saved_tensors
+        back = _turned_back(cos, sin, ctx.how)
         fresh = grad.clone(memory_format=torch.contiguous_format)
-        return _turn_places(fresh, cos, -sin, ctx.how, ctx.places), None, None, None, None
+        return _turn_places(fresh, *back, ctx.how, ctx.places), None, None, None, None
 
 
 def _turn_places(x: Tensor, cos: Tensor, sin: Tensor, how: How, places: Places) -> Tensor:
@@ -222,27 +288,36 @@ def _turn_places(x: Tensor, cos: Tensor, sin: Tensor, how: How, places: Places) 
     return x
 
 
-def table_grads(x: Tensor, grad: Tensor, cos: Tensor, how: How) -> tuple[Tensor, Tensor]:
-    """Return the gradients of cosines and sines, `[..., n, pairs]`, from those of the turned tensor.
+def table_grads(seen: list[tuple[Tensor, Tensor]], cos: Tensor, how: How) -> tuple[Tensor, Tensor]:
+    """Return the gradients of cosines and sines, `[..., n, pairs]`, from tensors and the gradients of their turns.
 
     With pairs (a, b) and their gradients (g, h) these are the sums of a g + b h and of a h - b g over all that shares
     a table entry.
     """
-    a, b = _pairs(x.to(cos.dtype), cos, how)
-    g, h = _pairs(grad.to(cos.dtype), cos, how)
-    along, around = a * g + b * h, a * h - b * g
-    return along.sum_to_size(cos.shape), around.sum_to_size(cos.shape)
+    parts = []
+    for pair in seen:
+        x, y = (_turning(part, cos, how).to(cos.dtype) for part in pair)
+        if how.pairing == "adjacent":
+            both = _complex(x.contiguous()).conj() * _complex(y.contiguous())
+            parts.append(_summed(both, cos.shape))
+            continue
+        (a, b), (g, h) = _pairs(x, how), _pairs(y, how)
+        along, around = a * g + b * h, a * h - b * g
+        parts.append(torch.complex(_summed(along, cos.shape), _summed(around, cos.shape)))
+    total = parts[0] if len(parts) == 1 else parts[0] + parts[1]
+    return total.real, total.imag
 
 
-def _pairs(x: Tensor, cos: Tensor, how: How) -> tuple[Tensor, Tensor]:
+def _summed(x: Tensor, shape: torch.Size) -> Tensor:
+    return x if x.shape == shape else x.sum_to_size(shape)
+
+
+def _pairs(x: Tensor, how: How) -> tuple[Tensor, Tensor]:
     """Return the first and the second channel of every pair, `[..., pairs]` each."""
-    x = x[..., : 2 * cos.shape[-1]]
-    if how[0] == "half":
+    if how.pairing == "half":
         first, second = x.chunk(2, dim=-1)
-    elif how[0] == "adjacent":
-        first, second = x.unflatten(-1, (-1, 2)).unbind(-1)
     else:
-        first, second = (part.flatten(-2) for part in x.unflatten(-1, (how[1], 2, -1)).unbind(-2))
+        first, second = (part.flatten(-2) for part in x.unflatten(-1, (how.axes, 2, -1)).unbind(-2))
     return first, second
 
 
