@@ -52,9 +52,11 @@ format: $(READY)  ## rewrite files as `make check` wants them
 
 bench: $(READY)  ## paired ratios against named peers
 	$(BIN)/python -m benchmarks.run
+	$(BIN)/python -m benchmarks.rotation
 	$(BIN)/python -m benchmarks.bias
 	$(BIN)/python -m benchmarks.planning
 	$(BIN)/python -m benchmarks.packing
+	$(BIN)/python -m benchmarks.ids
 	$(BIN)/python -m benchmarks.import_cost
 
 docs: $(READY)  ## rewrite docs/dialects.md from configs/dialects/

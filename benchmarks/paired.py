@@ -16,6 +16,13 @@ def ratio(
     candidate: Callable[[], object], base: Callable[[], object], *, rounds: int = 15
 ) -> float:
     """Return the median of candidate time / base time, each measured over at least 4 ms a round."""
+    return ratios(candidate, base, rounds=rounds)[0]
+
+
+def ratios(
+    candidate: Callable[[], object], base: Callable[[], object], *, rounds: int = 9
+) -> tuple[float, float]:
+    """Return the median and the lower quartile of candidate time / base time."""
     for function in (candidate, base):
         function()
     repeats = [_repeats(function) for function in (candidate, base)]
@@ -26,7 +33,7 @@ def ratio(
             for function, count in zip((candidate, base), repeats, strict=True)
         ]
         pairs.append(spent[0] / spent[1])
-    return statistics.median(pairs)
+    return statistics.median(pairs), statistics.quantiles(pairs, n=4)[0]
 
 
 def _spent(function: Callable[[], object], count: int) -> float:

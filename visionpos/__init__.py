@@ -7,7 +7,7 @@ alone; an encoding is imported when its name is first used.
 
 from typing import TYPE_CHECKING, Any
 
-from visionpos.attention import rotate, turn
+from visionpos.attention import norm_rotate, rotate, rotate_, rotate_at, rotate_packed_, turn
 from visionpos.errors import ConfigError, PositionError
 from visionpos.geometry import (
     RECIPES,
@@ -132,10 +132,14 @@ __all__ = [
     "gaussian_freqs",
     "ladder",
     "mixed_freqs",
+    "norm_rotate",
     "offsets",
     "period_freqs",
     "resample",
     "rotate",
+    "rotate_",
+    "rotate_at",
+    "rotate_packed_",
     "sample_table",
     "section_axes",
     "section_freqs",

@@ -13,6 +13,8 @@ import torch
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
+from visionpos.kernels import device
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
@@ -99,7 +101,7 @@ def _halves(out: Tensor, x: Tensor, cos: Tensor, sin: Tensor) -> None:
     pairs, cast = sin.shape[-1], x.dtype != cos.dtype
     direct = not cast and out.data_ptr() != x.data_ptr()
     scratch: tuple[Tensor, Tensor] | None = None
-    for at in _blocks(x.shape, _HALF_CAST if cast else _HALF):
+    for at in _blocks(x, _HALF_CAST if cast else _HALF):
         source, target, c, s = x[at], out[at], cos[at], sin[at]
         turned = target
         if not direct:
@@ -125,7 +127,7 @@ def _adjacent(out: Tensor, x: Tensor, turns: Tensor) -> None:
     if paired and x.dtype == real and is_pairwise(x) and (rows or out.data_ptr() == x.data_ptr()):
         torch.mul(_complex(x), turns, out=_complex(out))
         return
-    for at in _blocks(x.shape, _ADJACENT_CAST):
+    for at in _blocks(x, _ADJACENT_CAST):
         source, target = x[at], out[at]
         if paired:
             _complex(target.copy_(source)).mul_(turns[at])
@@ -168,7 +170,12 @@ def _complex(x: Tensor) -> Tensor:
     return torch.view_as_complex(x.unflatten(-1, (-1, 2)))
 
 
-def _blocks(shape: torch.Size, limit: int) -> Iterator[tuple[slice, ...]]:
+def _blocks(x: Tensor, limit: int) -> Iterator[tuple[slice, ...]]:
+    """Return the places of blocks of at most `limit` elements; one block where no cache is to be kept warm."""
+    return _cut(x.shape, limit if x.device.type == "cpu" else x.numel())
+
+
+def _cut(shape: torch.Size, limit: int) -> Iterator[tuple[slice, ...]]:
     """Yield the places of blocks of at most `limit` elements, where a row of channels is not more."""
     inner = prod(shape[1:])
     if len(shape) < 2 or inner * shape[0] <= limit:
@@ -181,7 +188,7 @@ def _blocks(shape: torch.Size, limit: int) -> Iterator[tuple[slice, ...]]:
             yield (slice(at, at + step),)
         return
     for at in range(shape[0]):
-        for rest in _blocks(shape[1:], limit):
+        for rest in _cut(shape[1:], limit):
             yield (slice(at, at + 1), *rest)
 
 
@@ -195,7 +202,18 @@ def turned(
     if torch.is_grad_enabled() and any(part.requires_grad for part in (*xs, cos, sin)):
         out: tuple[Tensor, ...] = Turned.apply(cos, sin, how, kept, *xs)
         return out
-    return tuple(turn_into(_fresh(x, kept=kept), x, cos, sin, how) for x in xs)
+    return _turn_all(xs, cos, sin, how, kept=kept)
+
+
+def _turn_all(
+    xs: tuple[Tensor, ...], cos: Tensor, sin: Tensor, how: How, *, kept: bool
+) -> tuple[Tensor, ...]:
+    """Return tensors turned: on CUDA in one launch, elsewhere one by one."""
+    outs = tuple(_fresh(x, kept=kept) for x in xs)
+    if device.serves(xs, cos, how.pairing):
+        device.turn_together(outs, xs, cos, sin, how)
+        return outs
+    return tuple(turn_into(out, x, cos, sin, how) for out, x in zip(outs, xs, strict=True))
 
 
 def turned_in_place(x: Tensor, cos: Tensor, sin: Tensor, how: How, places: Places) -> Tensor:
@@ -233,12 +251,17 @@ class Turned(Function):
         ctx.set_materialize_grads(False)
         learns = any(ctx.needs_input_grad[:2])
         ctx.save_for_backward(cos, sin, *(xs if learns else ()))
-        return tuple(turn_into(_fresh(x, kept=kept), x, cos, sin, how) for x in xs)
+        return _turn_all(xs, cos, sin, how, kept=kept)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         """Return the gradients; they can be differentiated again."""
         cos, sin, *xs = ctx.saved_tensors
+        given = [grad for grad in grads if grad is not None]
+        whole = bool(xs) and len(given) == len(xs) and not torch.is_grad_enabled()
+        if whole and device.serves(given, cos, ctx.how.pairing):
+            found, of_cos, of_sin = device.turn_back_together(given, xs, cos, sin, ctx.how)
+            return of_cos, of_sin, None, None, *found
         back = _turned_back(cos, sin, ctx.how)
         out = [
             turned((grad,), *back, ctx.how, kept=ctx.kept)[0]
@@ -282,8 +305,11 @@ class TurnedInPlace(Function):
 
 def _turn_places(x: Tensor, cos: Tensor, sin: Tensor, how: How, places: Places) -> Tensor:
     """Return x, its stretches turned where they lie."""
-    for place in places:
-        stretch = place(x)
+    stretches = [place(x) for place in places]
+    if device.serves(stretches, cos, how.pairing):
+        device.turn_together(stretches, stretches, cos, sin, how)
+        return x
+    for stretch in stretches:
         turn_into(stretch, stretch, cos, sin, how)
     return x
 

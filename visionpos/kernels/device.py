@@ -1,0 +1,167 @@
+"""The CUDA tier: which calls the Triton kernels serve, and those calls with gradients.
+
+Triton is imported at the first call that needs it. Elsewhere, and for what the kernels do not serve, torch's own
+operations turn q and k: see `rotate`.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.autograd import Function
+from torch.autograd.function import once_differentiable
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch import Tensor
+
+    from visionpos.geometry.rotation import Rotation
+    from visionpos.kernels.rotate import How
+
+_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+_WIDEST = 256  # channels a head
+
+
+def serves(xs: Sequence[Tensor], cos: Tensor, pairing: str) -> bool:
+    """Return whether the kernels turn these tensors by these tables."""
+    return (
+        pairing in ("half", "adjacent")
+        and cos.dtype == torch.float32
+        and all(_fits(x) for x in xs)
+        and len(xs) <= 2
+        and _launches(xs[0])
+    )
+
+
+def serves_coords(q: Tensor, k: Tensor, coords: Tensor, pairing: str) -> bool:
+    """Return whether the kernels form the angles of these coordinates; those that learn have no kernel."""
+    return (
+        pairing in ("half", "adjacent")
+        and not torch.compiler.is_compiling()
+        and not coords.requires_grad
+        and coords.dtype != torch.float64
+        and all(_fits(x) for x in (q, k))
+        and _launches(q)
+    )
+
+
+def _fits(x: Tensor) -> bool:
+    return x.dtype in _DTYPES and x.ndim in (3, 4) and x.shape[-1] <= _WIDEST and x.stride(-1) == 1
+
+
+def _launches(x: Tensor) -> bool:
+    """Return whether Triton can run here: on CUDA, or in Python on CPU tensors in its interpreter."""
+    return (x.is_cuda and _installed()) or (x.device.type == "cpu" and _interpreted())
+
+
+@cache
+def _installed() -> bool:
+    from visionpos.kernels import triton_language
+
+    return bool(triton_language.AVAILABLE)
+
+
+@cache
+def _interpreted() -> bool:
+    import os
+
+    if os.environ.get("TRITON_INTERPRET", "0") in ("0", ""):
+        return False
+    from visionpos.kernels import triton_language
+
+    return triton_language.interpreted()
+
+
+def _batched(x: Tensor) -> Tensor:
+    return x if x.ndim == 4 else x.unsqueeze(0)
+
+
+def _as_given(found: Any, x: Tensor) -> Tensor:
+    """Return what a launch gave for x, with x's own number of dimensions."""
+    out: Tensor = found if x.ndim == 4 else found.squeeze(0)
+    return out
+
+
+def turn_together(
+    outs: Sequence[Tensor], xs: Sequence[Tensor], cos: Tensor, sin: Tensor, how: How
+) -> None:
+    """Turn one tensor, or q and k, in one launch; arguments as in `rotate.turn_into`."""
+    from visionpos.kernels.triton_rotate import launch_rotate
+
+    (q, *k), (out_q, *out_k) = (tuple(map(_batched, parts)) for parts in (xs, outs))
+    launch_rotate(
+        q, k[0] if k else None, cos, sin, pairing=how.pairing, prefix=how.prefix, suffix=how.suffix,
+        out_q=out_q, out_k=out_k[0] if out_k else None,
+    )  # fmt: skip
+
+
+def turn_back_together(
+    grads: Sequence[Tensor], xs: Sequence[Tensor], cos: Tensor, sin: Tensor, how: How
+) -> tuple[tuple[Tensor, ...], Tensor, Tensor]:
+    """Return the gradients of tensors and of their tables, in one launch and a sum in fixed order."""
+    from visionpos.kernels.triton_backward import launch_rotate_backward
+
+    (grad_q, *grad_k), (q, *k) = (tuple(map(_batched, parts)) for parts in (grads, xs))
+    back_q, back_k, of_cos, of_sin = launch_rotate_backward(
+        grad_q, grad_k[0] if grad_k else None, q, k[0] if k else None, cos, sin,
+        pairing=how.pairing, prefix=how.prefix, suffix=how.suffix,
+    )  # fmt: skip
+    found = (back_q,) if back_k is None else (back_q, back_k)
+    return tuple(map(_as_given, found, xs)), of_cos, of_sin
+
+
+def norm_turned(
+    q: Tensor, k: Tensor, rotation: Rotation, *, prefix: int, suffix: int, **how: Any
+) -> tuple[Tensor, Tensor]:
+    """Return q and k normalised and turned in one launch; arguments as in `attention.norm_rotate`."""
+    from visionpos.kernels.triton_rotate import launch_norm_rotate
+    from visionpos.kernels.triton_sources import Tables
+
+    done = launch_norm_rotate(
+        _batched(q), _batched(k), Tables(rotation.cos, rotation.sin), pairing=rotation.pairing, prefix=prefix,
+        suffix=suffix, **how,
+    )  # fmt: skip
+    return _as_given(done[0], q), _as_given(done[1], k)
+
+
+class CoordsTurned(Function):
+    """q and k turned by angles that the kernel forms; gradients to q, k and the frequencies."""
+
+    @staticmethod
+    def forward(  # noqa: PLR0917
+        ctx: Any, q: Tensor, k: Tensor, coords: Tensor, freqs: Tensor, pairing: str, accuracy: str,
+        scale: float, prefix: int, suffix: int,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        """Return q and k, turned."""
+        from visionpos.kernels.triton_rotate import launch_rotate_coords
+
+        ctx.how = {
+            "pairing": pairing, "accuracy": accuracy, "scale": scale, "prefix": prefix, "suffix": suffix,
+        }  # fmt: skip
+        ctx.save_for_backward(q, k, coords, freqs)
+        out_q, out_k = launch_rotate_coords(
+            _batched(q), _batched(k), coords.transpose(-1, -2), freqs, **ctx.how
+        )
+        return _as_given(out_q, q), _as_given(out_k, k)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_q: Tensor, grad_k: Tensor) -> tuple[Tensor | None, ...]:
+        """Return the gradients of q, k and freqs."""
+        from visionpos.kernels.triton_backward import launch_rotate_coords_backward
+        from visionpos.kernels.triton_rotate import launch_rotate_coords
+
+        q, k, coords, freqs = ctx.saved_tensors
+        grads, places = (_batched(grad_q), _batched(grad_k)), coords.transpose(-1, -2)
+        of_freqs = None
+        if ctx.needs_input_grad[3]:
+            back_q, back_k, of_freqs = launch_rotate_coords_backward(
+                *grads, _batched(q), _batched(k), places, freqs, **ctx.how
+            )
+            of_freqs = of_freqs.to(freqs.dtype)
+        else:
+            back_q, back_k = launch_rotate_coords(*grads, places, freqs, conj=True, **ctx.how)
+        return (_as_given(back_q, q), _as_given(back_k, k), None, of_freqs, *(None,) * 5)
