@@ -211,7 +211,7 @@ def test_stream_table_names_runs(run, photo):
         ),
         (
             ("resize", "resnet18", "--size", "64x64", "-o", "x.safetensors"),
-            "has no row in the seam table",
+            "is no class that visionpos knows",
         ),
         (("describe", "/nowhere/x.safetensors"), "is no file; give a .safetensors file"),
         (("encodings", "dinov3", "--set", "encoding.thetta=3"), "unknown key thetta; remove it"),
@@ -235,7 +235,7 @@ def test_stream_table_names_runs(run, photo):
         (("families", "--wrong"), "No such option"),
         (("stream",), "media and --text are both empty"),
         (("stream", "/nowhere.jpg"), "is not a file"),
-        (("stream", "--family", "zz", "--text", "a"), "family 'zz' is unknown; it must be one of"),
+        (("stream", "--family", "zz", "--text", "a"), "family 'zz' is unknown. It must be one of"),
         (("stream", "--text", "a", "--dialect", "zz"), "dialect 'zz'"),
         (("retrofit", "vit_tiny_patch16_224"), "Missing option --output"),
         (
@@ -266,6 +266,65 @@ def test_error_media_of_no_kind(run, tmp_path):
     code, _, err = run("stream", path)
     assert code == 2
     assert "neither a readable photo nor a readable video" in err
+
+
+@pytest.mark.parametrize("suffix", ["png", "jpg", "gif", "tif", "bmp", "webp", "mp4", "avi"])
+@pytest.mark.parametrize("kept", [20, 60, 0.5])
+def test_error_broken_media_is_one_line_of_ours(tmp_path, capfd, monkeypatch, suffix, kept):
+    """What FFmpeg, OpenCV, libpng and libtiff have to say of a broken file stays off standard error."""
+    path = tmp_path / f"whole.{suffix}"
+    pixels = np.random.default_rng(0).integers(0, 256, (48, 64, 3), dtype=np.uint8)
+    if suffix in {"mp4", "avi"}:
+        cv2 = pytest.importorskip("cv2")
+        code = cv2.VideoWriter_fourcc(*("mp4v" if suffix == "mp4" else "MJPG"))
+        writer = cv2.VideoWriter(str(path), code, 10, (64, 48))
+        for _ in range(12):
+            writer.write(pixels)
+        writer.release()
+    else:
+        Pillow.fromarray(pixels).save(path)
+    whole = path.read_bytes()
+    broken = tmp_path / f"broken.{suffix}"
+    broken.write_bytes(whole[: int(len(whole) * kept) if kept < 1 else kept] + bytes(40))
+    capfd.readouterr()
+    words = ["visionpos", "stream", str(broken), "--draw", str(tmp_path / "out.png")]
+    monkeypatch.setattr(sys, "argv", words)
+    with pytest.raises(SystemExit) as stop:
+        cli.main()
+    out, err = capfd.readouterr()
+    assert (stop.value.code, out) == (2, "")
+    assert err.startswith("visionpos: ")
+    assert err.count("\n") == 1
+    if suffix not in {"mp4", "avi"}:
+        assert "video" not in err, "a broken picture is not also called a broken video"
+
+
+def test_stream_takes_a_clip_alone(run, tmp_path):
+    cv2 = pytest.importorskip("cv2")
+    path = tmp_path / "clip.avi"
+    writer = cv2.VideoWriter(str(path), cv2.VideoWriter_fourcc(*"MJPG"), 10, (64, 48))
+    for _ in range(20):
+        writer.write(np.zeros((48, 64, 3), dtype=np.uint8))
+    writer.release()
+    code, out, err = run("stream", path, "--family", "qwen2_vl", "--json")
+    assert (code, err) == (0, "")
+    assert json.loads(out)["plan"][0]["tokens"][0] == 2
+
+
+def test_families_table_cuts_no_name(run, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "100")
+    _, out, _ = run("families")
+    words = set(out.replace("│", " ").split())
+    assert set(family_names()) <= words
+    assert not words & {"True", "False"}
+    assert max(map(len, out.splitlines())) <= 100
+
+
+def test_error_the_suggestion_comes_first_and_the_list_is_short(run):
+    _, _, err = run("stream", "--family", "qwen25_vl", "--text", "a")
+    assert err.index("Did you mean qwen2_5_vl") < err.index("It must be one of")
+    assert f"and {len(family_names()) - 12} more" in err
+    assert len(err) < 400
 
 
 def test_help_names_every_command(run):

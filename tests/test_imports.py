@@ -81,7 +81,20 @@ print(json.dumps([before, schemes()]))
     assert not files & {"mixed", "swin_table", "prompt", "sincos"}
 
 
-@pytest.mark.parametrize("room", ["visionpos", "visionpos.encodings"])
+def test_pixels_are_imported_when_they_are_used(torch_alone: set[str]) -> None:
+    """`vlm.pixels` and `vlm.prepare` are there without an import of their own, and cost nothing before."""
+    heavy = {"torchvision", "cv2", "PIL"}
+    before = top_level_modules("from visionpos import vlm; dir(vlm); hasattr(vlm, 'nothing')")
+    assert not (before - torch_alone) & heavy
+    after = top_level_modules(
+        "from visionpos import vlm; assert vlm.prepare is vlm.pixels.prepare; "
+        "assert {'pixels', 'prepare'} <= set(dir(vlm))"
+    )
+    assert {"torchvision", "PIL"} <= after
+    assert "cv2" not in after
+
+
+@pytest.mark.parametrize("room", ["visionpos", "visionpos.encodings", "visionpos.vlm"])
 def test_lazy_names_are_listed_and_strangers_refused(room: str) -> None:
     module = importlib.import_module(room)
     assert set(module.__all__) <= set(dir(module))

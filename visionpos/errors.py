@@ -30,3 +30,20 @@ def did_you_mean(name: object, known: Iterable[str]) -> str:
 
     near = get_close_matches(str(name).lower(), list(dict.fromkeys(known)), n=3)
     return f" Did you mean {' or '.join(near)}?" if near else ""
+
+
+LISTED = 12  # names that a message lists; more of them would bury it
+
+
+def one_of(name: object, known: Iterable[str]) -> str:
+    """Return what an unknown name could have been, to end an error message with: the nearest first, then the first few.
+
+    Example:
+        >>> one_of("dinvo3", ["dinov2", "dinov3", "mae"])
+        'Did you mean dinov3 or dinov2? It must be one of dinov2, dinov3, mae.'
+    """
+    names = list(dict.fromkeys(known))
+    near = did_you_mean(name, names).lstrip()
+    more = f" and {len(names) - LISTED} more" if len(names) > LISTED else ""
+    listed = ", ".join(names[:LISTED])
+    return f"{near} It must be one of {listed}{more}.".lstrip()

@@ -14,7 +14,13 @@ from tests.kernels.cases_more import backward, norm
 from tests.kernels.cases_turn import coords, tables
 from visionpos.kernels.triton_language import interpreted
 
-GROUPS = {"tables": tables, "coords": coords, "backward": backward, "norm": norm, "dispatch": dispatch}
+GROUPS = {
+    "tables": tables,
+    "coords": coords,
+    "backward": backward,
+    "norm": norm,
+    "dispatch": dispatch,
+}
 
 
 def main(names: list[str]) -> None:

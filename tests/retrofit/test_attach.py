@@ -17,6 +17,7 @@ import visionpos as vp
 from tests.reference import coords as reference_coords
 from tests.reference import rotary as reference_rotary
 from tests.reference import sincos as reference_sincos
+from tests.retrofit.families import FAMILIES
 from tests.retrofit.zoo import (
     CASES,
     HEAD_DIM,
@@ -32,6 +33,8 @@ from tests.retrofit.zoo import (
 from visionpos import retrofit
 from visionpos.encodings import MixedRope
 from visionpos.errors import PositionError
+from visionpos.retrofit.passes import UsedHook
+from visionpos.retrofit.places import embeds_of
 
 ROTARY_SPECS = {
     "axial": vp.AxialRopeSpec(),
@@ -49,6 +52,76 @@ def fitting(case: Case, kind: str = "axial") -> Any:
     return (
         vp.MixedRopeSpec(pairing=pairing) if kind == "mixed" else vp.AxialRopeSpec(pairing=pairing)
     )
+
+
+# One of every way in which vectors are added: rows, maps, prefix tokens, several branches, a stem of several parts.
+REACHED = (
+    "vit_tiny_patch16_224",
+    "beit_base_patch16_224",
+    "naflexvit_base_patch16_gap",
+    "tnt_s_patch16_224",
+    "pit_ti_224",
+    "crossvit_tiny_240",
+    "hiera_tiny_224",
+    "sam2_hiera_tiny",
+    "swin_tiny_patch4_window7_224",
+    "swinv2_cr_tiny_224",
+    "coatnet_nano_rw_224",
+    "levit_128s",
+    "samvit_base_patch16",
+    "gemma4_vit_167m",
+    "fastvit_sa12",
+    "csatv2",
+    "botnet26t_256",
+    "halonet26t",
+)
+
+
+@pytest.mark.parametrize("name", REACHED)
+def test_added_vectors_reach_forward_intermediates(name: str) -> None:
+    """The other way through a model has them, too: the same tokens come out of it as out of forward_features."""
+    family = next(one for one in FAMILIES if one.name == name)
+    model, x = family.build(), family.image(family.start)
+    with torch.no_grad():
+        last, steps = model.forward_intermediates(x)
+        part = retrofit.attach(model, vp.SinCosSpec(), strength=0.0)
+        again, same = model.forward_intermediates(x)
+        part.set_strength(1.0)
+        moved, others = model.forward_intermediates(x)
+        features = model.forward_features(x)
+    for old, new in zip(listed(last), listed(again), strict=True):
+        assert torch.equal(old, new)
+    assert all(torch.equal(old, new) for old, new in zip(steps, same, strict=True))
+    # A residual network's first map is taken inside its stem, before the place.
+    tapped = hasattr(getattr(model, "stem", None), "forward_intermediates")
+    pairs = list(zip(steps, others, strict=True))
+    assert all(apart(new, old) > 1e-4 for old, new in pairs[tapped:])
+    assert all(torch.equal(old, new) for old, new in pairs[:tapped])
+    for new, wanted in zip(listed(moved), listed(features), strict=False):
+        if new.shape == wanted.shape:  # some models pool or norm them on the way out
+            assert apart(new, wanted) < 1e-6
+
+
+def listed(found: Any) -> list[Tensor]:
+    """Return what forward_intermediates gives as a list of tensors."""
+    return list(found) if isinstance(found, (tuple, list)) else [found]
+
+
+@pytest.mark.parametrize("name", ["botnet26t_256", "halonet26t", "vit_small_r26_s32_224"])
+def test_reference_width_of_a_stem(name: str) -> None:
+    """The vectors are as wide as what the whole module hands out in a forward pass."""
+    side = 224 if name.startswith("vit") else 256
+    model: Any = timm.create_model(name, num_classes=0).eval()
+    stem = getattr(model, "stem", None) or model.patch_embed
+    widths: list[int] = []
+
+    def hook(_module: nn.Module, _args: Any, output: Tensor) -> None:
+        widths.append(output.shape[1 if output.ndim == 4 else -1])
+
+    stem.register_forward_hook(hook)
+    with torch.no_grad():
+        model.forward_features(torch.zeros(1, 3, side, side))
+    assert [place.width for place in embeds_of(model)] == widths
 
 
 @pytest.mark.parametrize("kind", ["axial", "mixed"])
@@ -127,7 +200,7 @@ def test_constant_angle_finds_the_wrong_pairing(case: Case) -> None:
         assert apart(model.forward_features(x), features) > 1e-4
 
 
-def test_constant_angle_finds_a_port_that_turns_one_side() -> None:
+def test_constant_angle_finds_a_port_that_turns_one_side(monkeypatch: pytest.MonkeyPatch) -> None:
     model, x = vit(), image((64, 96))
     with torch.no_grad():
         features = model.forward_features(x)
@@ -135,6 +208,9 @@ def test_constant_angle_finds_a_port_that_turns_one_side() -> None:
         whole_turn(attachment, 0.7, "adjacent")
         for block in model.blocks:
             block.attn.k_norm._forward_hooks.clear()
+        with pytest.raises(PositionError, match=r"ran without k_norm, where the encoding acts"):
+            model.forward_features(x)
+        monkeypatch.setattr(UsedHook, "__call__", lambda *_: None)
         assert apart(model.forward_features(x), features) > 1e-3
 
 
@@ -203,7 +279,8 @@ def share_frequencies(attachment: Any, other: Any) -> None:
 
 @pytest.mark.parametrize("size_hw", [(64, 64), (64, 96), (96, 32), (16, 80)], ids=str)
 @pytest.mark.parametrize("name", TWINS)
-def test_parity_bits_of_timms_own_rotary_vit(name: str, size_hw: tuple[int, int]) -> None:
+def test_parity_of_timms_own_rotary_vit(name: str, size_hw: tuple[int, int]) -> None:
+    """Adjacent pairs give timm's bits; halves and tables of lattices round once where timm rounds twice."""
     rope, spec = TWINS[name]
     model, x = vit(size_hw), image(size_hw)
     other = twin(model, size_hw, **rope)
@@ -212,9 +289,7 @@ def test_parity_bits_of_timms_own_rotary_vit(name: str, size_hw: tuple[int, int]
     with torch.no_grad():
         features, expected = model.forward_features(x), other.forward_features(x)
         assert apart(features, expected) < 1e-6
-        if not name.startswith(
-            "dinov3"
-        ):  # timm divides by periods where freqs multiply: the last bit differs
+        if name == "cat":
             assert torch.equal(features, expected)
             assert torch.equal(model(x), other(x))
 
@@ -426,8 +501,8 @@ def test_shape_of_what_is_added_to_the_model() -> None:
     expected = {"patch_embed": 1, "norm_pre": 1}
     for layer in range(2):
         expected |= {
-            f"blocks.{layer}": 2,
-            f"blocks.{layer}.attn": 1,  # whether its forward went through the port
+            f"blocks.{layer}": 4,  # two find the call and hand it on, two see whether the port has acted
+            f"blocks.{layer}.attn": 2,  # whether its forward went through the port
             f"blocks.{layer}.attn.q_norm": 1,
             f"blocks.{layer}.attn.k_norm": 1,
         }
@@ -606,8 +681,37 @@ def test_error_strength(strength: float) -> None:
     assert attachment.strength == 0.5
 
 
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("rope_mixed", r"a shipped encoding.* Pass visionpos.config.load_encoding\('rope_mixed'\)"),
+        ("rope_mixt", r"no shipped encoding has this name. Did you mean rope_mixed"),
+    ],
+)
+def test_error_name_in_place_of_a_spec(name: Any, hint: str) -> None:
+    with pytest.raises(PositionError, match=hint):
+        retrofit.attach(vit(), name)
+    with pytest.raises(PositionError, match=rf"load_encoding\('{name}'\)"):
+        vp.build(name, vp.Dims(embed_dim=64, num_heads=2, depth=1))
+
+
+def test_start_values_come_from_torchs_generator() -> None:
+    """As attach says: seeded by torch.manual_seed, and the state of the global generator moves on."""
+    found = []
+    for _ in range(2):
+        torch.manual_seed(5)
+        before = torch.get_rng_state()
+        part = retrofit.attach(vit(), vp.MixedRopeSpec(), generator=torch.Generator())
+        assert not torch.equal(torch.get_rng_state(), before)
+        found.append(part.encoding.frequencies.detach())
+    assert torch.equal(*found)
+
+
 def test_error_classes_without_a_row() -> None:
-    with pytest.raises(PositionError, match=r"ResNet, which has no row.*VisionTransformer, Eva"):
+    with pytest.raises(
+        PositionError,
+        match=r"ResNet, which is no class that visionpos knows; VisionTransformer, Eva",
+    ):
         retrofit.attach(timm.create_model("resnet18"), vp.AxialRopeSpec())
     wrapped = timm.create_model("vit_tiny_patch16_224", depth=3, features_only=True)
     with pytest.raises(PositionError, match=r"FeatureGetterNet.*Unwrap"):

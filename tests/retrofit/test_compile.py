@@ -69,12 +69,14 @@ def counted(model: Any, **options: Any) -> tuple[Any, CompileCounter]:
 @pytest.mark.parametrize("learn", [False, True])
 @pytest.mark.parametrize("kind", some("half", "mixed", "learned"))
 def test_compile_fullgraph_equals_eager(kind: str, learn: bool) -> None:
+    """Graphs have the plain form of halves, which rounds twice where the eager one rounds once."""
     model, x = attached(kind, learn=learn), image(SIZE)
     compiled, counter = counted(model)
     with torch.no_grad():
         expected = model(x)
-        assert torch.equal(compiled(x), expected)
-        assert torch.equal(compiled(x), expected)
+        first = compiled(x)
+        assert apart(first, expected) < 1e-6 if kind == "half" else torch.equal(first, expected)
+        assert torch.equal(compiled(x), first)
         assert torch.equal(model(x), expected)
     assert counter.frame_count == 1
 

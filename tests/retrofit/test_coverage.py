@@ -32,6 +32,8 @@ def test_totals() -> None:
 
 def test_rows() -> None:
     rows = {row.model: row for row in coverage()}
+    assert rows["VisionTransformer"].detail == ""
+    assert "patches with coordinates of their own are refused" in rows["NaFlexVit"].detail
     assert len(rows) == len(model_rows())
     assert rows["VisionTransformer"].parts == {"table": 203}
     assert rows["Eva"].models == 65
@@ -64,7 +66,11 @@ def test_command_of_one_model(
     places, of, why = found["rotate"]
     assert 0 < places < of
     assert "no separate q and k to rotate" in why
-    assert retrofit.attachable(torch.nn.Linear(2, 2))["add"] == (0, 1, "no row for Linear")
+    assert retrofit.attachable(torch.nn.Linear(2, 2))["add"] == (
+        0,
+        1,
+        "Linear is no class that visionpos knows",
+    )
 
 
 @pytest.mark.slow

@@ -195,14 +195,16 @@ def test_error_classes_without_a_row(name: str) -> None:
     assert retrofit.describe(model)[0].kind == "unknown"
     for read in (retrofit.lineage, grid_of):
         with pytest.raises(
-            PositionError, match=r"which has no row in the seam table; VisionTransformer, Eva"
+            PositionError, match=r"which is no class that visionpos knows; VisionTransformer, Eva"
         ):
             read(model)
 
 
 def test_plain_modules() -> None:
     parts = retrofit.describe(nn.Linear(2, 2))
-    assert [part.detail for part in parts] == ["no row for Linear; attach and resize refuse"]
+    assert [part.detail for part in parts] == [
+        "Linear is no class that visionpos knows; attach and resize refuse"
+    ]
     wrapped = retrofit.describe(nn.Sequential(vit()))
     assert ("0.pos_embed", "unknown") in {(part.path, part.kind) for part in wrapped}
 
@@ -282,3 +284,9 @@ def test_every_registered_model_of_both_classes() -> None:
         assert dims.depth == 2
         seen += 1
     assert seen > 200
+
+
+def test_heads_of_a_pyramid_in_words() -> None:
+    model = timm.create_model("swin_tiny_patch4_window7_224", depths=(1, 1, 1, 1), num_classes=0)
+    ports = next(part for part in retrofit.describe(model) if part.kind == "ports")
+    assert ports.detail == "4 attentions, 3, 6, 12 or 24 heads of 32 channels, q and k after qkv"

@@ -1,6 +1,7 @@
 """make_dynamic: any size at any call gives what resize gives, and nothing is written into the model on the way."""
 
 import copy
+import math
 import pickle
 import threading
 from typing import Any
@@ -172,17 +173,85 @@ def test_errors() -> None:
         model.stages(torch.zeros(1, 16, 128))
 
 
+# A size that is no multiple of what a class cuts by, and the multiple that the message names; None where it serves it.
+STEPS: dict[str, int | None] = {
+    "beit_base_patch16_224": 16,
+    "vit_relpos_small_patch16_224": 16,
+    "vit_srelpos_small_patch16_224": 16,
+    "coatnet_nano_rw_224": 32,
+    "maxvit_tiny_tf_224": 64,  # partitions of 2 x 2 cells on a map of 1/32
+    "hiera_tiny_224": 32,
+    "hiera_small_abswin_256": 32,
+    "samvit_base_patch16": 16,
+    "sam2_hiera_tiny": 32,
+    "levit_128s": None,
+    "levit_conv_128s": None,
+}
+
+
+@pytest.mark.parametrize("size", [(100, 100), (97, 131), (8, 8), (96, 200)])
+@pytest.mark.parametrize("name", STEPS)
+def test_error_sizes_between(name: str, size: tuple[int, int]) -> None:
+    """No bare error of a broken map, no pixel dropped without a word."""
+    one = family(name)
+    model = one.build()
+    retrofit.make_dynamic(model)
+    step = STEPS[name]
+    if step is not None:
+        with pytest.raises(
+            PositionError, match=rf"size \({size[0]}, {size[1]}\) is not a multiple of {step};"
+        ):
+            features(model, one.image(size))
+        assert features(model, one.image((2 * step, step))).isfinite().all()
+        return
+    # LeViT's stem rounds up at each of four steps of 2, and so does every stage.
+    cells = [math.ceil(side / 64) for side in size]
+    found = features(model, one.image(size))
+    assert math.prod(found.shape) == math.prod(cells) * 384
+
+
+def test_reference_levit_between_steps() -> None:
+    """At 100 pixels LeViT has the positions of 112, where it has as many cells: its tables see cells alone."""
+    one = family("levit_128s")
+    model, other = one.build(), one.build()
+    retrofit.make_dynamic(model)
+    features(model, one.image((100, 100)))
+    between = model.stages[0].blocks[0].attn.get_attention_biases(torch.device("cpu"))
+    retrofit.resize(other, (112, 112))
+    assert torch.equal(
+        between, other.stages[0].blocks[0].attn.get_attention_biases(torch.device("cpu"))
+    )
+
+
+def test_parts_added_later_follow_too() -> None:
+    """A second call serves what was put in since, from the same image."""
+    one = family("vit_relpos_small_patch16_224")
+    model, fresh = one.build(), one.build()
+    retrofit.make_dynamic(model)
+    model.blocks[1] = fresh.blocks[1]
+    retrofit.make_dynamic(model)
+    retrofit.resize(one_more := one.build(), one.target)
+    assert torch.equal(features(model, one.image()), features(one_more, one.image()))
+
+
+SIZES = ((96, 160), (128, 192), (192, 96), (160, 128), (224, 256))
+# Graphs for these five sizes on a CPU, where no guard is of this package. What is above one is torch's, which guards
+# whether a convolution has more than 20480 values, and timm's, whose padding of windows has a guard of its own.
+GRAPHS = {
+    "vit_relpos_small_patch16_224": 1,
+    "levit_128s": 2,
+    "levit_conv_128s": 3,
+    "beit_base_patch16_224": 1,
+    "coatnet_nano_rw_224": 3,
+    "hiera_tiny_224": 1,
+    "hiera_small_abswin_256": 1,
+    "samvit_base_patch16": 3,
+    "sam2_hiera_tiny": 2,
+}
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "name",
-    [
-        "vit_relpos_small_patch16_224",
-        "levit_128s",
-        "levit_conv_128s",
-        "beit_base_patch16_224",
-        "coatnet_nano_rw_224",
-    ],
-)
+@pytest.mark.parametrize("name", GRAPHS)
 def test_compile_one_graph_for_all_sizes(name: str) -> None:
     from torch._dynamo.testing import CompileCounter
 
@@ -193,7 +262,12 @@ def test_compile_one_graph_for_all_sizes(name: str) -> None:
     counter = CompileCounter()
     graph = torch.compile(model, backend=counter, dynamic=True, fullgraph=True)
     with torch.no_grad():
-        for size in ((96, 160), (128, 192), (192, 96), (160, 128)):
+        for size in SIZES:
             x = one.image(size)
-            assert torch.equal(graph(x), model(x))
-    assert counter.frame_count <= 2
+            found, wanted = graph(x), model(x)  # type: ignore[no-untyped-call]
+            assert (
+                torch.equal(found, wanted)
+                if NAMES[name] == 0.0
+                else apart(found, wanted) < NAMES[name]
+            )
+    assert counter.frame_count <= GRAPHS[name]

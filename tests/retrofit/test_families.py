@@ -167,8 +167,11 @@ def test_unknown_classes_are_described_and_refused() -> None:
         model = timm.create_model("resnet18")
         wrapped = timm.create_model("swin_tiny_patch4_window7_224", features_only=True)
     part = retrofit.describe(model)[0]
-    assert (part.kind, part.detail) == ("unknown", "no row for ResNet; attach and resize refuse")
-    with pytest.raises(PositionError, match=r"no row in the seam table"):
+    assert (part.kind, part.detail) == (
+        "unknown",
+        "ResNet is no class that visionpos knows; attach and resize refuse",
+    )
+    with pytest.raises(PositionError, match=r"no class that visionpos knows"):
         retrofit.resize(model, (64, 64))
     kinds = Counter(part.kind for part in retrofit.describe(wrapped))
     assert kinds["rel_table"] == 12, "position modules are known in any model"
@@ -190,4 +193,7 @@ def test_unknown_tables_are_listed() -> None:
     assert [(part.kind, part.path, part.shape) for part in parts] == [
         ("unknown", "pos_embed", (1, 16, 8))
     ]
-    assert parts[0].detail == "looks positional; no row for Own; attach and resize refuse"
+    assert (
+        parts[0].detail
+        == "looks positional; Own is no class that visionpos knows; attach and resize refuse"
+    )

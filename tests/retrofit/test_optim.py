@@ -194,5 +194,5 @@ def test_error_rates(options: dict[str, float]) -> None:
 
 
 def test_error_class_without_a_row() -> None:
-    with pytest.raises(PositionError, match=r"no row in the seam table"):
+    with pytest.raises(PositionError, match=r"no class that visionpos knows"):
         retrofit.parameter_groups(torch.nn.Linear(2, 2))

@@ -459,7 +459,7 @@ def test_error_a_table_of_another_grid() -> None:
 
 
 def test_error_models_without_a_row_or_a_grid() -> None:
-    with pytest.raises(PositionError, match=r"no row in the seam table"):
+    with pytest.raises(PositionError, match=r"no class that visionpos knows"):
         retrofit.resize(timm.create_model("resnet18"), (64, 64))
     wrapped = timm.create_model("vit_tiny_patch16_224", depth=3, features_only=True)
     with pytest.raises(PositionError, match=r"Unwrap the timm model first"):
@@ -564,8 +564,8 @@ def test_recipe_of_every_checkpoint_is_known() -> None:
 
 
 def test_recipe_without_a_name() -> None:
-    assert retrofit.recipe_for(object())[0] == "timm"
-    assert "unnamed model" in retrofit.recipe_for(object())[1]
+    assert retrofit.recipe_for(torch.nn.Identity())[0] == "timm"
+    assert "unnamed model" in retrofit.recipe_for(torch.nn.Identity())[1]
 
 
 @pytest.mark.parametrize(
@@ -589,7 +589,7 @@ def test_the_default_recipe_is_used(name: str) -> None:
 def test_recipe_table_without_an_end_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("visionpos.retrofit.recipes._patterns", lambda: (("eva*", "mae"),))
     with pytest.raises(ConfigError, match=r"no final pattern"):
-        retrofit.recipe_for(object())
+        retrofit.recipe_for(torch.nn.Identity())
 
 
 @pytest.mark.parametrize(

@@ -121,6 +121,18 @@ def test_schedule_error(fields: dict[str, Any], match: str) -> None:
         Schedule(**fields)
 
 
+WRONG: list[Any] = [None, "0.5", [1.0], {"x": 0.5}, float("nan"), True]
+
+
+@pytest.mark.parametrize("field", ["start", "end", "steps", "begin", "shape"])
+@pytest.mark.parametrize("value", WRONG, ids=str)
+def test_schedule_error_of_kinds(field: str, value: Any) -> None:
+    if field in ("steps", "begin") and value is True:
+        return  # Python's True counts as 1
+    with pytest.raises(PositionError, match=rf"\b{field} (is )?"):
+        Schedule(**{"steps": 5, field: value})
+
+
 @pytest.mark.parametrize("step", [-1, 0.5, None, "3"])
 def test_schedule_error_of_a_step(step: Any) -> None:
     with pytest.raises(PositionError, match=r"step is .*; a whole number of at least 0"):

@@ -514,8 +514,15 @@ def _row_budget(frames: int) -> Theirs:
     return lambda height, width: cls.smart_resize(height, width, frames, factor=32)
 
 
+def _always(model: str, cls: str, **attributes: Any) -> Theirs:
+    """The processor's own count of a family whose images all have as many tokens."""
+    count = getattr(_module(model, "processing"), cls)._get_num_multimodal_tokens
+    me = SimpleNamespace(**attributes, _merge_kwargs=lambda **_: {"images_kwargs": {}})
+    return lambda height, width: count(me, image_sizes=[(height, width)])["num_image_tokens"][0]
+
+
 VENDOR: dict[str, Any] = {}
-QWEN_UTILS = {"dialect": "qwen_vl_utils"}
+HF = {"dialect": "transformers"}
 PEERS = [
     Peer("llava_next", _llava_next, with_newlines),
     Peer("llava_next_video", _llava_next, with_newlines),
@@ -564,6 +571,48 @@ PEERS = [
         Peer("qwen3_vl", lambda n=n: _qwen3_clip(n), size, frames=n, label=f"clip{n}")
         for n in (2, 3, 7, 40)
     ),
+    # Families whose processor is another's class, with its own numbers.
+    *(
+        Peer(name, lambda: _smart("qwen2_vl", 28, 3136, 1003520), size, options)
+        for name, options in (("qwen2_5_vl", HF), ("qwen2_5_omni", HF), ("exaone4_5", VENDOR))
+    ),
+    *(
+        Peer(
+            name, lambda: _smart("qwen2_vl", 28, 100352, 602112, "video_processing"), size, options, frames=4,
+            label="clip",
+        )
+        for name, options in (("qwen2_5_vl", HF), ("qwen2_5_omni", HF), ("exaone4_5", VENDOR))
+    ),
+    *(
+        Peer(name, lambda: _smart("qwen2_vl", 32, 65536, 16777216), size)
+        for name in ("qwen3_omni", "qwen3_5", "cosmos3")
+    ),
+    *(Peer(name, lambda: _qwen3_clip(7), size, frames=7, label="clip7") for name in ("qwen3_5", "cosmos3")),
+    *(
+        Peer(name, lambda: _smart_clip("glm4v", 28, 12544, 11760000, 2, "image_processing"), size, VENDOR)
+        for name in ("glm4v_moe", "glm_ocr")
+    ),
+    Peer("glm46v", lambda: _smart_clip("glm46v", 28, 12544, 11760000, 2, "image_processing"), size, VENDOR),
+    *(
+        Peer(name, lambda: _glm_clip("glm4v", 5), size, VENDOR, frames=5, label="clip5")
+        for name in ("glm4v_moe", "glm_ocr")
+    ),
+    Peer("minicpm_v4_7", lambda: _minicpm("16x"), minicpm, VENDOR),
+    Peer("minicpm_v4_7", lambda: _minicpm("4x"), minicpm, {"variant": "4x"}),
+    Peer(
+        "llava_1_5",
+        lambda: _always(
+            "llava", "LlavaProcessor", image_processor=SimpleNamespace(crop_size={"height": 336, "width": 336}),
+            patch_size=14, num_additional_image_tokens=1, vision_feature_select_strategy="default",
+        ),
+        cells,
+    ),
+    Peer(
+        "chameleon", lambda: _always("chameleon", "ChameleonProcessor", image_seq_length=1024),
+        lambda plan: plan.cells + 2,  # its start and end
+    ),
+    Peer("paligemma", lambda: _always("paligemma", "PaliGemmaProcessor", image_seq_length=256), cells, VENDOR),
+    Peer("gemma3", lambda: _always("gemma3", "Gemma3Processor", image_seq_length=256), cells, VENDOR),
     Peer("cohere_compass", lambda: _smart("cohere_compass", 32, 65536, 1048576), size),
     Peer("glm4v", lambda: _smart_clip("glm4v", 28, 12544, 11760000, 2, "image_processing"), size, VENDOR),
     *(

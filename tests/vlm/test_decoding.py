@@ -12,7 +12,7 @@ from tests.vlm.prompts import draw
 from tests.vlm.rows import clip, image, place
 from visionpos.errors import PositionError
 from visionpos.vlm import Image, PositionIds, Rule, Text, Video, family
-from visionpos.vlm.batches import merge_rows, pack_rows, split_rows
+from visionpos.vlm.batches import merge_rows, split_rows
 from visionpos.vlm.decoding import (
     chunk,
     continued,
@@ -21,6 +21,7 @@ from visionpos.vlm.decoding import (
     pending_ids,
     rolled_back,
 )
+from visionpos.vlm.prompt_rows import pack_rows
 
 FAMILIES = ["qwen2_vl", "qwen2_5_vl", "qwen3_vl", "videorope", "hy_v4_vl"]
 G2 = [3, image(4, 4), 3]

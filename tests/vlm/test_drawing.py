@@ -1,20 +1,22 @@
 """Photos with tokens drawn on them, and clicks mapped to tokens and back."""
 
 import json
+import re
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image as Picture
 from torch import Tensor
 
 from visionpos.cli import commands
+from visionpos.cli.folding import folded
 from visionpos.errors import PositionError
 from visionpos.vlm import Image, Text, family, family_names, tokens_at
-from visionpos.vlm.pixels import draw_tokens, write_png
+from visionpos.vlm.pixels import draw_tokens, drawing, write_png
 from visionpos.vlm.pixels.drawing import BREAK, FRAME, GAP_PX, LETTER_PX, SHOWN_PX
 
 NAMES = family_names()
@@ -239,12 +241,13 @@ def test_command_plans_every_family(stream, photo: Path, name: str) -> None:  # 
 
 
 def test_command_draws(stream, photo: Path, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
-    """`--draw` writes what `draw_tokens` gives, for every photo of the prompt, and prints as before."""
+    """`--draw` writes what `draw_tokens` gives, for every photo of the prompt, and says so in one line more."""
     output = tmp_path / "out.png"
     words = (photo, photo, "--family", "llava_next", "--text", "two words")
     without = stream(*words)
     code, out, err = stream(*words, "--draw", output)
-    assert (code, out, err) == without
+    said = f"wrote {output}: photo.png tokens 2..976, photo.png tokens 978..1952\n"
+    assert (code, out, err) == (without[0], without[1] + said, without[2])
     fam, image = family("llava_next"), Image((60, 96))
     tokens = fam.stream([Text("two words"), image, image])
     grey = torch.full((3, 60, 96), 128, dtype=torch.uint8)
@@ -260,3 +263,83 @@ def test_command_draws_no_text(stream, tmp_path: Path) -> None:  # type: ignore[
     assert code == 2
     assert "no photo is given" in err
     assert not (tmp_path / "out.png").exists()
+
+
+@pytest.mark.parametrize(("name", "message"), [
+    ("out.jpg", r"is no PNG; the name of a file that ends in \.png"),
+    ("out", r"is no PNG"),
+    ("nodir/out.png", r"is in no existing folder; create .*nodir first"),
+])  # fmt: skip
+def test_command_draws_where_it_can(
+    stream, photo: Path, tmp_path: Path, name: str, message: str
+) -> None:  # type: ignore[no-untyped-def]
+    code, out, err = stream(photo, "--draw", tmp_path / name)
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert re.search(message, err)
+    assert "Errno" not in err
+    assert [file.name for file in tmp_path.iterdir()] == ["photo.png"]
+
+
+def test_command_says_in_json_what_it_drew(stream, photo: Path, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    _, out, _ = stream(photo, "--family", "qwen2_vl", "--draw", tmp_path / "out.png", "--json")
+    fam = family("qwen2_vl")
+    last = 1 + fam.plan(Image((60, 96))).cells - 1
+    photos = [{"photo": "photo.png", "segment": 0, "first": 1, "last": last}]
+    assert json.loads(out)["drawing"] == {"file": str(tmp_path / "out.png"), "photos": photos}
+
+
+@pytest.mark.parametrize(("name", "views"), [("qwen2_vl", "1 view,"), ("internvl", "2 views,")])
+def test_caption_counts_views(name: str, views: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    captions: list[str] = []
+    kept = drawing._captioned
+    monkeypatch.setattr(
+        drawing, "_captioned", lambda image, text: (captions.append(text), kept(image, text))[1]
+    )
+    drawn(name, (448, 896))
+    assert any(views in caption for caption in captions)
+    assert "view(s)" not in "".join(captions)
+
+
+# The table of a stream
+
+
+def test_table_folds_what_repeats(stream, photo: Path) -> None:  # type: ignore[no-untyped-def]
+    """Rows of cells and newlines are one row of the table, whatever the number of tokens."""
+    _, out, _ = stream(photo, "--family", "llava_next")
+    fam, table = family("llava_next"), out.partition("dialect vendor \n")[2]
+    rows = [line for line in out.splitlines() if line.count("│") == 6]
+    assert len(rows) == 3
+    stream_ = fam.stream([Image((60, 96))])
+    newlines = stream_.names.count("image_newline")
+    assert f"{newlines - 1} x (image_newline, 24 <image>)" in out, table
+    assert f"length {stream_.length}" in out
+
+
+@settings(max_examples=200)
+@given(st.lists(st.sampled_from("abc"), max_size=40), st.integers(1, 5))
+def test_invariant_folded_rows_cover_the_stream(names: list[str], times: int) -> None:
+    """Rows lie end to end and what they say, written out, is the stream."""
+    tokens = names * times
+    rows = folded(tokens)
+    written: list[str] = []
+    for text, start, count in rows:
+        assert start == len(written)
+        many = re.fullmatch(r"(\d+) x \((.*)\)", text)
+        if many is None:
+            written += [text] * count
+            continue
+        parts = [part.rpartition(" ") for part in many[2].split(", ")]
+        written += [name for number, _, name in parts for _ in range(int(number or 1))] * int(
+            many[1]
+        )
+        assert len(written) == start + count
+    assert written == tokens
+
+
+def test_table_shows_line_ends(stream, photo: Path) -> None:  # type: ignore[no-untyped-def]
+    _, out, _ = stream(photo, "--family", "gemma3")
+    assert r"│ '\n\n' " in out
+    assert all(
+        line.endswith(("│", "┃", "┓", "┩", "┘", " ", "0")) or "dialect" in line
+        for line in out.splitlines()
+    )

@@ -106,6 +106,30 @@ def test_error_strips(strips: list[int]) -> None:
         planned("gemma3", {"views": {"pick": {"from": {"strips": strips}}}}, "pan_and_scan")
 
 
+def test_an_overlay_that_replaces_keeps_nothing() -> None:
+    """`replace: true` means the same at the top of an overlay as inside it: nothing of the family is left."""
+    whole = {
+        "replace": True,
+        "views": {"global": {"size": [{"kind": "stretch", "box": 28}]}},
+        "grid": {"patch": 14},
+        "cell": "<image>",
+        "stream": {"order": ["global"]},
+    }
+    fam = family("internvl", overlay=whole)
+    assert (fam.spec.views.pick, fam.spec.rule, fam.spec.pixels) == (None, None, None)
+    assert fam.stream([PHOTO]).length == fam.plan(PHOTO).cells == 4
+    with pytest.raises(ConfigError, match=r"grid"):
+        family("internvl", overlay={"replace": True, "views": whole["views"]})
+    merged = family("internvl", overlay={"replace": False, "grid": {"merge": 1}})
+    assert merged.spec.views.pick is not None
+
+
+@pytest.mark.parametrize("overlay", [{"replace": "yes"}, {"grid": {"replace": 1, "patch": 14}}])
+def test_error_replace_of_another_kind(overlay: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=r"replace ('yes'|1); true"):
+        family("internvl", overlay=overlay)
+
+
 def test_error_an_overlay_that_holds_itself() -> None:
     overlay: dict[str, Any] = {}
     overlay["views"] = overlay

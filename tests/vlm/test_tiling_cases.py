@@ -213,8 +213,9 @@ def test_separators_nvlm_tags_are_text_24() -> None:
     seen: list[str] = []
     fam = family("nvlm_d")
     stream = fam.stream([Image((448, 896))], lambda text: seen.append(text) or [1, 2])  # type: ignore[func-returns-value]
-    assert seen == ["<tile_1>", "<tile_2>", "<tile_global_thumbnail>"]
+    assert seen == ["<Image><tile_1>", "<tile_2>", "<tile_global_thumbnail>", "</Image>"]
     assert len(stream) == 2 + 3 * (256 + 2)
+    assert stream.names.count("<|vision_pad|>") == 3 * 256
 
 
 def test_separators_view_order_of_deepseek_24881() -> None:

@@ -18,8 +18,8 @@ from visionpos import config
 from visionpos.cli.covered import show_coverage
 from visionpos.cli.drawing import draw_photos
 from visionpos.cli.fillings import check_company, difference, shipped_rows
-from visionpos.cli.inputs import model_of, origin, segment, size_hw_of
-from visionpos.cli.planned import family_rows, plan_rows
+from visionpos.cli.inputs import hushed, model_of, origin, segment, size_hw_of
+from visionpos.cli.planned import family_rows, family_table, plan_rows
 from visionpos.cli.show import show, show_stream, steps, write_json, write_line
 from visionpos.errors import PositionError
 
@@ -122,7 +122,8 @@ def families(
     as_json: Json = False,
 ) -> None:
     """List the VLM families, with their dialects, variants and position rules."""
-    show(family_rows(), as_json=as_json, title="Families")
+    rows = family_rows()
+    show(rows if as_json else family_table(rows), as_json=as_json, title="Families")
 
 
 @app.command()
@@ -261,19 +262,22 @@ def stream(
 
     fam = family(family_name, dialect=dialect, variant=variant)
     segments: list[Any] = [Text(text)] if text else []
-    with steps() as step:
+    with steps() as step, hushed():
         for path in media or []:
             step(f"reading {path}")
             segments.append(segment(path, fam, fps))
     if not segments:
         raise PositionError("media and --text are both empty; give a photo, a video or a text.")
     tokens = fam.stream(segments)
+    drawing = None
     if draw is not None:
-        draw_photos(draw, media or [], segments, fam, tokens)
+        with hushed():
+            drawing = draw_photos(draw, media or [], segments, fam, tokens)
     show_stream(
         tokens,
         None if fam.spec.rule is None else fam.position_ids(tokens),
         plan_rows(fam, segments),
+        drawing,
         as_json=as_json,
         title=f"{fam.name}, dialect {fam.dialect}" + (f", variant {variant}" if variant else ""),
     )

@@ -57,5 +57,5 @@ def _line(row: Any) -> dict[str, Any]:
         "parts": parts,
         "grid": row.grid,
         "resize": resize,
-        "attach": ", ".join(filter(None, doors)),
+        "attach": ", ".join(filter(None, doors)) + (f"; {row.detail}" if row.detail else ""),
     }

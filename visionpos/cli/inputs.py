@@ -2,21 +2,44 @@
 
 from __future__ import annotations
 
+import os
+import sys
+import warnings
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from visionpos import Grid
 from visionpos.errors import PositionError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@contextmanager
+def hushed() -> Iterator[None]:
+    """Keep decoders off standard error: FFmpeg, OpenCV, libpng and libtiff write there what a refusal says better."""
+    sys.stderr.flush()
+    kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    try:
+        os.dup2(nowhere, 2)
+        with warnings.catch_warnings(action="ignore"):
+            yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+        os.close(nowhere)
 
 
 def segment(path: Path, fam: Any, fps: float | None) -> Any:
     """Return the Image or Video segment of a file, by what it decodes as."""
     from visionpos.vlm import Image, pixels
+    from visionpos.vlm.pixels.files import begins_as_picture
 
     try:
         return Image(size_hw=pixels.photo_size_hw(path))
     except PositionError as refusal:
-        if not path.is_file():
+        if not path.is_file() or begins_as_picture(path):
             raise
         try:
             info = pixels.video_info(path)

@@ -10,6 +10,9 @@ if TYPE_CHECKING:
     from visionpos.vlm import Family
 
 
+_SEEN = {"one view": "one view", "tiles, per_view": "tiles", "tiles, joined": "joined tiles"}
+
+
 def family_rows() -> list[dict[str, Any]]:
     """Return what each shipped family is: dialects, variants, how it sees images, axes of its ids."""
     from visionpos.vlm import family, family_names
@@ -35,11 +38,25 @@ def family_rows() -> list[dict[str, Any]]:
     return rows
 
 
+def family_table(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the rows as few columns, which fit a terminal of 80 characters; the default dialect is named first."""
+    return [
+        {
+            "name": row["name"],
+            "images": _SEEN[row["images"]] + (", clips" if row["video"] else ""),
+            "ids": ", ".join(filter(None, [" ".join(row["axes"]), row["sections"]])),
+            "dialects": ", ".join(row["dialects"]),
+            "variants": ", ".join(row["variants"]),
+        }
+        for row in rows
+    ]
+
+
 def plan_rows(fam: Family, segments: Sequence[Any]) -> list[dict[str, Any]]:
     """Return one row for every view that the encoder sees: its size, source rectangle, padding and grids."""
     from visionpos.vlm import Image, Video
 
-    images = sum(isinstance(segment, Image) for segment in segments)
+    images = max(sum(isinstance(segment, Image) for segment in segments), 1)
     return [
         {
             "segment": number,

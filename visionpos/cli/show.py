@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from contextlib import contextmanager
 from dataclasses import asdict
-from itertools import groupby
 from math import isfinite
 from typing import TYPE_CHECKING, Any
 
@@ -15,36 +15,28 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from visionpos import config
+from visionpos.cli.drawing import drawn_line
+from visionpos.cli.folding import folded
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from visionpos.vlm import PositionIds, TokenStream
 
+LONGEST_WORD = 24  # of a table: longer ones are broken
+
 
 def show_stream(
     tokens: TokenStream,
     pos: PositionIds | None,
     plan: Sequence[dict[str, Any]],
+    drawing: dict[str, Any] | None,
     *,
     as_json: bool,
     title: str,
 ) -> None:
     """Print the plan, then runs of equal tokens with the ids of their first and last token."""
     ids = [[]] * tokens.length if pos is None else pos.ids.T.tolist()
-    rows, start = [], 0
-    for name, run in groupby(tokens.names):
-        stop = start + len(list(run))
-        rows.append(
-            {
-                "token": name,
-                "start": start,
-                "count": stop - start,
-                "first ids": ids[start],
-                "last ids": ids[stop - 1],
-            }
-        )
-        start = stop
     summary: dict[str, Any] = {"length": tokens.length, "features": int(tokens.is_feature.sum())}
     if pos is not None:
         summary |= {"next_position": pos.next_position.item(), "delta": pos.delta.item()}
@@ -57,13 +49,26 @@ def show_stream(
                 "spans": spans,
                 "ids": None if pos is None else pos.ids.tolist(),
                 "names": list(tokens.names),
+                **({} if drawing is None else {"drawing": drawing}),
             }
         )
         return
     if plan:
         show(plan, as_json=False, title=f"{title}: plan")
+    rows = [
+        {
+            "token": token,
+            "start": start,
+            "count": count,
+            "first ids": ids[start],
+            "last ids": ids[start + count - 1],
+        }
+        for token, start, count in folded(tokens.names)
+    ]
     show(rows, as_json=False, title=title)
     write_line("  ".join(f"{key} {value}" for key, value in summary.items()))
+    if drawing is not None:
+        write_line(drawn_line(drawing))
 
 
 def _plain_span(span: Any) -> dict[str, Any]:
@@ -77,6 +82,8 @@ def _cell(value: Any) -> str:
     """Return a value as the text of a table cell."""
     if value is None or value == ():
         return ""
+    if isinstance(value, bool):
+        return "yes" if value else ""
     if isinstance(value, float):
         return f"{value:.6g}"
     if isinstance(value, (tuple, list)):
@@ -90,10 +97,14 @@ def show(rows: Sequence[dict[str, Any]], *, as_json: bool, title: str) -> None:
         write_json(list(rows))
         return
     table = Table(title=title, title_justify="left", highlight=False)
-    for key in rows[0] if rows else ():
-        table.add_column(key.replace("_", " "), overflow="fold")
-    for row in rows:
-        table.add_row(*(_cell(value) for value in row.values()))
+    cells = [[_cell(value) for value in row.values()] for row in rows]
+    for key, column in zip(rows[0] if rows else (), zip(*cells, strict=True), strict=False):
+        longest = max(len(word) for cell in column for word in (cell.split() or [""]))
+        # No word is broken that a narrow terminal has room for.
+        width = min(longest, LONGEST_WORD)
+        table.add_column(key.replace("_", " "), overflow="fold", min_width=width)
+    for row in cells:
+        table.add_row(*row)
     Console(markup=False, highlight=False).print(table)
 
 
@@ -118,10 +129,12 @@ def write_line(text: str) -> None:
 @contextmanager
 def steps() -> Iterator[Callable[[str], None]]:
     """Show a progress line on a terminal while something takes its time."""
-    console = Console(stderr=True)
     columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
-    with Progress(
-        *columns, console=console, transient=True, disable=not console.is_terminal
-    ) as progress:
-        task = progress.add_task("", total=None)
-        yield lambda text: progress.update(task, description=text)
+    shown = sys.stderr.isatty()
+    # A descriptor of its own: decoders are kept off the usual one while they read.
+    target = os.dup(2) if shown else os.open(os.devnull, os.O_WRONLY)
+    with os.fdopen(target, "w") as out:
+        console = Console(file=out)
+        with Progress(*columns, console=console, transient=True, disable=not shown) as progress:
+            task = progress.add_task("", total=None)
+            yield lambda text: progress.update(task, description=text)

@@ -18,8 +18,9 @@ from visionpos.geometry.grid import check_grid
 from visionpos.geometry.places import check_points
 from visionpos.geometry.points import check_floats, known
 from visionpos.geometry.precision import full_precision
-from visionpos.geometry.ranges import is_integer
-from visionpos.geometry.relative import distinct_offsets, relative_index
+from visionpos.geometry.ranges import check_layer, is_integer
+from visionpos.geometry.relative import distinct_offsets
+from visionpos.kernels.bias import expand
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -51,6 +52,15 @@ class Biasing(Guarded, ABC):
         This small table is all that a kernel needs; encodings whose bias depends on the grid's size override it.
         """
         return self.values(distinct_offsets(grid, device=self.home(device)))
+
+    def of_layer(self, grid: Grid, layer: int = 0, *, device: torch.device | None = None) -> Tensor:
+        """Return `distinct` of one layer: the same for all, where layers share the bias.
+
+        Raises:
+            PositionError: if there is no such layer.
+        """
+        check_layer(layer, self.dims.depth)
+        return self.distinct(grid, device=device)
 
     def between(self, queries: Tensor, keys: Tensor, **where: Any) -> Tensor:
         """Return `[num_heads, ..., n, m]` at any coordinates: dropped tokens, strided queries, packed images.
@@ -94,13 +104,8 @@ class Biasing(Guarded, ABC):
         check_prefix(prefix)
         check_grid(grid)
         _check_table(table, grid)
-        index = relative_index(grid, device=table.device)
-        if prefix:
-            own = self.prefix_values()
-            own = table.new_zeros(table.shape[0], 3) if own is None else own.to(table.dtype)
-            table, index = torch.cat([own, table], dim=-1), _framed(index, prefix)
-        pairs: Tensor = table.index_select(-1, index.flatten()).unflatten(-1, tuple(index.shape))
-        return pairs
+        own = self.prefix_values() if prefix else None
+        return expand(table, None if own is None else own.to(table.dtype), grid, prefix)
 
     def home(self, device: torch.device | None = None) -> torch.device | None:
         """Return where to build: with the parameters, or on `device` if there are none.
@@ -210,17 +215,6 @@ def _check_table(table: Tensor, grid: Grid) -> None:
             f"table has shape {tuple(table.shape)}; [num_heads, {columns}], one number a difference of grid "
             f"{grid.shape}, is required. Make it with distinct(grid)."
         )
-
-
-def _framed(index: Tensor, prefix: int) -> Tensor:
-    """Return `[prefix + n, prefix + n]` for a table with three numbers in front of it.
-
-    Prefix rows read number 0, prefix columns 1, where they meet 2. Constants, so that no graph depends on a size.
-    """
-    pad = torch.nn.functional.pad
-    columns = pad(index + 3, (prefix, 0), value=1)
-    inside = columns.new_full((prefix, prefix), 2)
-    return torch.cat([pad(inside, (0, index.shape[-1]), value=0), columns])
 
 
 def blank_linear(inputs: int, outputs: int, *, bias: bool = True) -> nn.Linear:

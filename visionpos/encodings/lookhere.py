@@ -163,9 +163,12 @@ class LookHere(Biasing):
         self, grid: Grid, *, prefix: int = 0, layer: int = 0, device: torch.device | None = None
     ) -> Tensor:
         """Return the bias of a layer, `[num_heads, prefix + n, prefix + n]`: it grows as n x n."""
+        return self.dense(self.of_layer(grid, layer, device=device), grid, prefix=prefix)
+
+    def of_layer(self, grid: Grid, layer: int = 0, *, device: torch.device | None = None) -> Tensor:
+        """Return `[num_heads, (2h - 1)(2w - 1)]`, the bias of a layer at every difference of a grid."""
         check_flat(grid)
-        table = self.values(distinct_offsets(grid, device=device), layer=layer)
-        return self.dense(table, grid, prefix=prefix)
+        return self.values(distinct_offsets(grid, device=device), layer=layer)
 
     def _seen(self, offsets: Tensor) -> Tensor:
         """Return `[num_heads, ...]`, whether each head sees a key at this difference."""

@@ -7,6 +7,7 @@ computed. Ranges, shapes and counts are the function's own business.
 from __future__ import annotations
 
 import numbers
+import sys
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache, update_wrapper
@@ -24,7 +25,7 @@ from visionpos.geometry.fields import in_words
 P = ParamSpec("P")
 R = TypeVar("R")
 
-_LARGEST = 2**63 - 1
+_LARGEST = 2**63 - 1  # of the whole numbers that a tensor holds
 _SHORT = Repr()
 _SHORT.maxstring = _SHORT.maxother = 60
 
@@ -106,14 +107,16 @@ def _declared(function: Callable[..., Any]) -> tuple[tuple[str, ...], dict[str, 
 
 def _suits(value: Any, hint: Any) -> bool:
     """Return whether a value can stand for what an argument declares."""
+    if hint is int or hint is float:
+        return _is_number(value, whole=hint is int)
+    if type(value) is hint:
+        return True
     origin, inner = get_origin(hint), get_args(hint)
     if origin is Literal:
         return any(type(value) is type(word) and value == word for word in inner)
     if origin in (Union, types.UnionType):
         return any(_suits(value, choice) for choice in inner)
     kind = origin or hint
-    if kind in (int, float):
-        return _is_number(value, whole=kind is int)
     if kind in (tuple, list, Sequence, Iterable):
         return _is_listed(value, kind) and _suits_items(value, kind, inner)
     return _is_of(value, kind)
@@ -121,6 +124,8 @@ def _suits(value: Any, hint: Any) -> bool:
 
 def _is_number(value: Any, *, whole: bool) -> bool:
     """Return whether a value counts, or measures; tensors and arrays of no dimension do."""
+    if type(value) is int:
+        return abs(value) <= (_LARGEST if whole else sys.float_info.max)
     if isinstance(value, (bool, np.bool_)):
         return False
     if isinstance(value, (Tensor, np.ndarray)):
@@ -128,7 +133,7 @@ def _is_number(value: Any, *, whole: bool) -> bool:
     if isinstance(value, (torch.SymInt, torch.SymFloat)):
         return not whole or isinstance(value, torch.SymInt)
     if isinstance(value, numbers.Integral):
-        return abs(int(value)) <= _LARGEST  # what a tensor holds
+        return abs(int(value)) <= (_LARGEST if whole else sys.float_info.max)
     return not whole and isinstance(value, numbers.Real)
 
 

@@ -57,6 +57,25 @@ def relative_index(grid: Grid, *, device: torch.device | None = None) -> Tensor:
     Reference:
         Swin Transformer (arXiv 2103.14030), microsoft/Swin-Transformer: its relative_position_index.
     """
+    rows, columns = linear_index(grid, device=device)
+    return rows.unsqueeze(1) - columns
+
+
+def linear_index(grid: Grid, *, device: torch.device | None = None) -> tuple[Tensor, Tensor]:
+    """Return two numbers a token whose difference, query minus key, is the pair's row of `distinct_offsets`.
+
+    Args:
+        grid: the lattice.
+        device: where to build.
+
+    Returns:
+        `[n]` int64 for queries and for keys.
+
+    Example:
+        >>> from visionpos.geometry.grid import Grid
+        >>> [numbers.tolist() for numbers in linear_index(Grid(2, 2))]
+        [[4, 5, 7, 8], [0, 1, 3, 4]]
+    """
     check_grid(grid)
     sides = grid.shape if grid.frames > 1 else grid.shape[1:]
     linear = torch.arange(sides[-1], device=device)
@@ -65,7 +84,7 @@ def relative_index(grid: Grid, *, device: torch.device | None = None) -> Tensor:
         linear = ((torch.arange(side, device=device) * stride).unsqueeze(1) + linear).flatten()
         middle, stride = middle + (side - 1) * stride, (2 * side - 1) * stride
     # A difference of linear numbers is the linear number of the difference, moved so that it starts at 0.
-    return (linear + middle).unsqueeze(1) - linear
+    return linear + middle, linear
 
 
 def distances(offsets: Tensor, metric: Metric) -> Tensor:

@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 
     from visionpos.geometry.grid import Grid
 
+# From so many numbers on, stretches are faster on the CPU than an index: for a bias that learns, and for one that does
+# not. On CUDA they are always taken, since the gradient of an index is added up in another order at every call.
+_LEARNS, _STANDS = 160 * 1024, 64 * 1024
 # Up to so many numbers one padded copy and one sum cost less than a call a row. Measured on the CPU.
 _FEW = {"cpu": 128 * 1024, "cuda": 16 * 1024 * 1024}
 
@@ -29,8 +32,8 @@ _FEW = {"cpu": 128 * 1024, "cuda": 16 * 1024 * 1024}
 def expand(table: Tensor, own: Tensor | None, grid: Grid, prefix: int = 0) -> Tensor:
     """Return the bias of every pair of tokens, query by key, from one number a difference.
 
-    In eager mode no index is built, and the gradient is summed over diagonals, in float32 or better and in one fixed
-    order; graphs get one `index_select`, whose numbers are the same.
+    Large ones are built in eager mode without an index, and their gradient is summed over diagonals, in float32 or
+    better and in one fixed order. Small ones and graphs get one `index_select`, whose numbers are the same.
 
     Args:
         table: `[heads, distinct]` in `distinct_offsets` order, any strides; not checked.
@@ -51,6 +54,12 @@ def expand(table: Tensor, own: Tensor | None, grid: Grid, prefix: int = 0) -> Te
     if own is None:
         own = table.new_zeros(table.shape[0], 3)
     if not (_is_eager(table) and _is_eager(own)):
+        return _indexed(table, own, grid, prefix)
+    learns = torch.is_grad_enabled() and (table.requires_grad or own.requires_grad)
+    least = _LEARNS if learns else _STANDS
+    # torch adds the gradient of an index up in the table's dtype, too coarse in half precision.
+    exact = table.is_cuda or (learns and table.dtype.itemsize < 4)
+    if not exact and table.shape[0] * (prefix + grid.size) ** 2 < least:
         return _indexed(table, own, grid, prefix)
     sides = grid.shape if grid.frames > 1 else grid.shape[1:]
     pairs: Tensor = _Expanded.apply(table, own, sides, prefix)

@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from visionpos.encodings import Conditional
 from visionpos.errors import PositionError
 from visionpos.retrofit.attachment import Attachment
 from visionpos.retrofit.checks import check_plan, check_whole
 from visionpos.retrofit.hooking import hook, unhook
+from visionpos.retrofit.kinds import check_kinds, check_model
 from visionpos.retrofit.plan import plan_of
 
 if TYPE_CHECKING:
@@ -42,7 +44,8 @@ def attach(
     before its 16 sigmoid(x).
 
     Weights that start at random (frequencies of RoPE-Mixed, generators, networks) are drawn from torch's global
-    generator: `torch.manual_seed(seed)` before the call repeats them, on every rank of a parallel run too.
+    generator, whose state moves on: `torch.manual_seed(seed)` before the call repeats them, on every rank of a parallel
+    run too; `generator` is for coordinate draws alone.
 
     Args:
         model: a timm model with attention; it may have been wrapped by FSDP or compiled later, not before.
@@ -65,6 +68,9 @@ def attach(
         True
     """
     with torch.inference_mode(mode=False):  # weights made in inference mode could never train
+        check_kinds("learn_strength", learn_strength, bool)
+        check_kinds("partial", partial, bool)
+        check_kinds("generator", generator, torch.Generator, None)
         plan = plan_of(model, spec, partial=partial)
         name = spec.kind if name is None else name
         _check_name(model, name)
@@ -81,6 +87,11 @@ def attach(
         )
     weight = next(model.parameters())
     attachment.to(weight.device).train(model.training)
+    for encoding in attachment.encodings:
+        if isinstance(
+            encoding, Conditional
+        ):  # convolves the model's tokens, and works in their dtype
+            encoding.to(weight.dtype)
     _container(model).add_module(name, attachment)
     hook(model, attachment, plan, name)
     _forget_graphs()
@@ -98,6 +109,7 @@ def detach(model: nn.Module, name: str | None = None) -> None:
         PositionError: if there is no such attachment.
     """
     present = attachments(model)
+    check_kinds("name", name, str, None)
     if name is not None and name not in present:
         raise PositionError(
             f"name {name!r} is not attached; attached are {', '.join(present) or 'none'}."
@@ -121,7 +133,12 @@ class Parts(nn.Module):
 
 
 def attachments(model: nn.Module) -> dict[str, Attachment]:
-    """Return name -> Attachment of everything attached to a model, in order."""
+    """Return name -> Attachment of everything attached to a model, in order.
+
+    Raises:
+        PositionError: if model is no module.
+    """
+    check_model(model)
     container = getattr(model, CONTAINER, None)
     if container is None:
         return {}
@@ -136,14 +153,14 @@ def _forget_graphs() -> None:
 
 def _check_name(model: nn.Module, name: Any) -> None:
     """Refuse a name that is taken, or that a module cannot give to a part."""
-    if name in attachments(model):
-        raise PositionError(
-            f"name {name!r} is already attached; detach(model, {name!r}) first, or pass another name=."
-        )
     if not isinstance(name, str) or not name.isidentifier() or hasattr(nn.Module(), name):
         raise PositionError(
             f"name is {name!r}; a Python identifier is required that torch.nn.Module does not use itself. Pass "
             "another name=."
+        )
+    if name in attachments(model):
+        raise PositionError(
+            f"name {name!r} is already attached; detach(model, {name!r}) first, or pass another name=."
         )
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import inspect
 import math
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,11 +18,10 @@ from torch import nn
 from visionpos.encodings import Biasing, Encoding, Rotary, Turning
 from visionpos.errors import PositionError
 from visionpos.geometry import Grid, Rotation
+from visionpos.retrofit.kinds import check_kinds
 from visionpos.retrofit.passes import Recall, Relay, graph_task
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from torch import Tensor
 
     from visionpos.geometry import BasisTurn, BlockTurn
@@ -87,6 +87,9 @@ class Attachment(nn.Module):
             default.
         others: the encodings of further sizes, by name.
         partial: whether attentions of the model are left out.
+
+    Raises:
+        PositionError: if an argument is of another kind.
     """
 
     learned_strength: nn.Parameter | None
@@ -102,8 +105,15 @@ class Attachment(nn.Module):
         partial: bool = False,
     ) -> None:
         super().__init__()
-        self.encoding = encoding
-        self.others = nn.ModuleDict(others or {})
+        check_kinds("encoding", encoding, nn.Module)
+        check_kinds("learn", learn, bool)
+        check_kinds("generator", generator, torch.Generator, None)
+        check_kinds("partial", partial, bool)
+        check_kinds("others", others, Mapping, None)
+        self.encoding, others = encoding, others or {}
+        for key, other in others.items():
+            check_kinds(f"others[{key!r}]", other, nn.Module)
+        self.others = nn.ModuleDict(others)
         # Whether a bias differs from layer to layer; no other takes a layer.
         self.layered = "layer" in inspect.signature(encoding.forward).parameters
         self.constant = _checked(strength)
@@ -164,11 +174,9 @@ class Attachment(nn.Module):
         coords = None
         if isinstance(self.encoding, TURNS):
             scope = self.encoding.coords.scope if self.training else "forward"
-            draws = {"forward": None, "block": self.encoding.dims.depth, "sample": like.shape[0]}[
-                scope
-            ]
+            counts = {"forward": None, "block": self.encoding.dims.depth, "sample": like.shape[0]}
             coords = self.encoding.points(
-                grid, device=like.device, generator=self.source.generator, draws=draws
+                grid, device=like.device, generator=self.source.generator, draws=counts[scope]
             )
         self.relay.put(Call(grid, coords, self._constant(), graph_task(), like.device))
 
@@ -183,9 +191,19 @@ class Attachment(nn.Module):
             )
         per_block = self.training and encoding.coords.scope == "block" and call.coords.ndim > 2
         coords = call.coords[layer] if per_block else call.coords
-        rotation = _turned(encoding, coords, layer, self._in(call))
-        rotation = rotation if call.kept is None else rotation.select(call.kept)
-        rotation = rotation.padded(prefix)
+        strength = self._in(call)
+        rotation: Turn
+        if (
+            isinstance(encoding, Rotary)
+            and _is_full(strength)
+            and call.kept is None
+            and coords.ndim == 2
+        ):
+            rotation = encoding.over(coords, call.grid, layer, prefix=prefix)
+        else:
+            rotation = _turned(encoding, coords, layer, strength)
+            rotation = rotation if call.kept is None else rotation.select(call.kept)
+            rotation = rotation.padded(prefix)
         # A rotation that learns is formed in every block, so that checkpointing recomputes it there. A graph shares
         # equal expressions by itself, and a checkpoint inside a graph allows no writing.
         alike = not encoding.layerwise and not per_block and not _learns(rotation)
@@ -249,7 +267,7 @@ class Attachment(nn.Module):
 
 def _turned(encoding: Any, coords: Tensor, layer: int, strength: Tensor | float) -> Turn:
     """Return what turns q or k at coordinates: its angles, which are linear in them, scaled by the strength."""
-    full = isinstance(strength, float) and strength == 1.0
+    full = _is_full(strength)
     if isinstance(encoding, Turning):
         turn: Turn = encoding.turns(coords if full else coords * strength, layer)
         return turn
@@ -258,6 +276,10 @@ def _turned(encoding: Any, coords: Tensor, layer: int, strength: Tensor | float)
         turns = turns.unsqueeze(1)  # one draw a sample: [b, 1, n, pairs]
     found: Rotation = encoding.rotation(turns if full else turns * strength)
     return found
+
+
+def _is_full(strength: Tensor | float) -> bool:
+    return isinstance(strength, float) and strength == 1.0
 
 
 def _learns(turn: Turn) -> bool:

@@ -6,19 +6,21 @@ resumed run, an evaluation between steps and a checkpoint all have the strength 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from torch import nn
+
 from visionpos.errors import PositionError
+from visionpos.geometry.fields import check_kind
 from visionpos.retrofit.attach import CONTAINER
 from visionpos.retrofit.attachment import Attachment
+from visionpos.retrofit.kinds import check_kinds, check_model
+from visionpos.retrofit.schedule import Schedule, whole
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from torch import nn
-
-    from visionpos.retrofit.schedule import Schedule
+    from collections.abc import Callable
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,9 +38,22 @@ class Ramp:
         >>> ramp = Ramp({"rope": retrofit.Schedule(steps=100)})
         >>> ramp.set(25, model), att.strength
         ({'rope': 0.25}, 0.25)
+
+    Raises:
+        PositionError: if schedules is no dict from names to Schedules.
     """
 
     schedules: Mapping[str, Schedule]
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.schedules, Mapping):
+            raise PositionError(
+                f"schedules is {self.schedules!r:.60}; a dict from names of attachments to Schedules is required. "
+                "Write {'rope': Schedule(steps=1000)}, for one."
+            )
+        for name, schedule in self.schedules.items():
+            check_kinds("name of an attachment", name, str)
+            check_kind(f"schedules[{name!r}]", schedule, Schedule)
 
     def at(self, step: int) -> dict[str, float]:
         """Return name -> strength after `step` optimizer steps."""
@@ -84,6 +99,9 @@ class TrainerRamp:
     """
 
     def __init__(self, ramp: Ramp, *models: nn.Module) -> None:
+        check_kind("ramp", ramp, Ramp)
+        for model in models:
+            check_model(model)
         self.ramp, self.models = ramp, models
 
     def on_step_begin(
@@ -137,6 +155,9 @@ class LightningRamp:
     state_key = _legacy_state_key = "visionpos.retrofit.LightningRamp"
 
     def __init__(self, ramp: Ramp, *models: nn.Module) -> None:
+        check_kind("ramp", ramp, Ramp)
+        for model in models:
+            check_model(model)
         self.ramp, self.models = ramp, models
         self.step: int | None = None
 
@@ -158,9 +179,18 @@ class LightningRamp:
         """Return the last step, for a checkpoint."""
         return {} if self.step is None else {"step": self.step}
 
-    def load_state_dict(self, state: dict[str, int]) -> None:
-        """Take the step of a checkpoint."""
-        self.step = state["step"]
+    def load_state_dict(self, state: Any) -> None:
+        """Take the step of a checkpoint; one that was written before training has none.
+
+        Raises:
+            PositionError: if there is no whole number under "step".
+        """
+        if not isinstance(state, Mapping) or (state and whole(state.get("step")) < 0):
+            raise PositionError(
+                f"state is {state!r:.60}; a dict with the step of a LightningRamp is required. Pass what state_dict() "
+                "gave."
+            )
+        self.step = whole(state["step"]) if state else None
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
         """Do nothing; Lightning calls it before a stage."""
@@ -174,6 +204,7 @@ class LightningRamp:
 
 def _named(model: nn.Module) -> dict[str, list[Attachment]]:
     """Return name -> attachments of that name anywhere in a model."""
+    check_model(model)
     found: dict[str, list[Attachment]] = {}
     for path, module in model.named_modules():
         parts = path.split(".")

@@ -19,7 +19,7 @@ from visionpos.errors import PositionError
 from visionpos.retrofit.indices import absolute_differences, window_index
 from visionpos.retrofit.layouts import moved_table
 from visionpos.retrofit.passes import graph_task
-from visionpos.retrofit.paths import sides_of
+from visionpos.retrofit.paths import divided, sides_of
 
 if TYPE_CHECKING:
     import torch
@@ -27,13 +27,14 @@ if TYPE_CHECKING:
 
     from visionpos.retrofit.passes import Recall
     from visionpos.retrofit.paths import Sides
+    from visionpos.retrofit.seam_rows import TableLayout
 
 
 class OfCall:
     """A position module whose grid is that of the call."""
 
     visionpos_relay: Recall
-    visionpos_step: Sides
+    visionpos_steps: tuple[Sides, Sides]
     visionpos_recipe: str
 
     def call_sides(self) -> Sides:
@@ -50,8 +51,24 @@ class OfCall:
                 "a position module ran before the module that takes the image; its grid is not known. Call the whole "
                 "model, or its forward_features."
             )
-        return tuple(
-            -(-side // step) for side, step in zip(image, self.visionpos_step, strict=True)
+        return divided(image, *self.visionpos_steps)
+
+    def of_call(self, table: Tensor, layout: TableLayout, home: Sides, extra: int = 0) -> Tensor:
+        """Return a table of this module evaluated for the present call.
+
+        Args:
+            table: parameter in `layout`.
+            layout: order of its axes.
+            home: (rows, columns) that it belongs to.
+            extra: trailing rows without a cell.
+        """
+        return moved_table(
+            table,
+            layout=layout,
+            source=home,
+            target=self.call_sides(),
+            recipe=self.visionpos_recipe,
+            extra=extra,
         )
 
 
@@ -65,16 +82,9 @@ class DynamicBeitAttention(OfCall, beit.Attention):  # type: ignore[misc]
     """BEiT's attention with its table evaluated for the call."""
 
     def _get_rel_pos_bias(self) -> Tensor:
-        sides = self.call_sides()
-        table = moved_table(
-            self.relative_position_bias_table,
-            layout="offsets_heads",
-            source=self.window_size,
-            target=sides,
-            recipe=self.visionpos_recipe,
-            extra=3,
-        )
-        return _gathered(table, sides, cls=True)
+        weight = self.relative_position_bias_table
+        table = self.of_call(weight, "offsets_heads", self.window_size, extra=3)
+        return _gathered(table, self.call_sides(), cls=True)
 
 
 class DynamicRelPosBias(OfCall, RelPosBias):  # type: ignore[misc]
@@ -82,16 +92,9 @@ class DynamicRelPosBias(OfCall, RelPosBias):  # type: ignore[misc]
 
     def get_bias(self) -> Tensor:
         """Return `[1, heads, n, n]`."""
-        sides, prefix = self.call_sides(), int(self.prefix_tokens)
-        table = moved_table(
-            self.relative_position_bias_table,
-            layout="offsets_heads",
-            source=self.window_size,
-            target=sides,
-            recipe=self.visionpos_recipe,
-            extra=3 * prefix,
-        )
-        return _gathered(table, sides, cls=prefix > 0)
+        weight, prefix = self.relative_position_bias_table, int(self.prefix_tokens)
+        table = self.of_call(weight, "offsets_heads", self.window_size, extra=3 * prefix)
+        return _gathered(table, self.call_sides(), cls=prefix > 0)
 
 
 class DynamicRelPosMlp(OfCall, RelPosMlp):  # type: ignore[misc]
@@ -119,15 +122,9 @@ class _Offsets(OfCall):
 
     def get_attention_biases(self, device: torch.device) -> Tensor:
         """Return `[heads, queries, keys]`."""
-        sides = self.call_sides()
-        table = moved_table(
-            self.attention_biases,
-            layout="heads_offsets",
-            source=self.resolution,
-            target=sides,
-            recipe=self.visionpos_recipe,
-        )
-        return table[:, absolute_differences(sides, int(getattr(self, "stride", 1)), device)]
+        table = self.of_call(self.attention_biases, "heads_offsets", self.resolution)
+        stride = int(getattr(self, "stride", 1))
+        return table[:, absolute_differences(self.call_sides(), stride, device)]
 
 
 class DynamicLevitAttention(_Offsets, levit.Attention):  # type: ignore[misc]
@@ -196,22 +193,10 @@ class DynamicHiera(OfCall, hiera.Hiera):  # type: ignore[misc]
         sides = self.call_sides()
         if self.pos_embed_win is None:
             home = sides_of(self.tokens_spatial_shape) or sides
-            moved: Tensor = x + moved_table(
-                self.pos_embed,
-                layout="nlc",
-                source=home,
-                target=sides,
-                recipe=self.visionpos_recipe,
-            )
+            moved: Tensor = x + self.of_call(self.pos_embed, "nlc", home)
             return moved
         tiles = [side // unit for side, unit in zip(sides, self.mask_unit_size, strict=True)]
         window = self.pos_embed_win.tile(tiles)
-        table = moved_table(
-            self.pos_embed,
-            layout="nchw",
-            source=tuple(self.pos_embed.shape[-2:]),
-            target=sides,
-            recipe=self.visionpos_recipe,
-        )
+        table = self.of_call(self.pos_embed, "nchw", tuple(self.pos_embed.shape[-2:]))
         added: Tensor = x + (table + window).flatten(2).mT
         return added

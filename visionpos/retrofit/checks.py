@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from visionpos.retrofit.attachment import Attachment
     from visionpos.retrofit.plan import Plan
     from visionpos.retrofit.ports import Port
+    from visionpos.retrofit.seams import ModelSeams
 
 
 def check_whole(model: nn.Module) -> None:
@@ -185,3 +186,17 @@ def _pairing(encoding: Any) -> Pairing:
 def _pairs(encoding: Any) -> int:
     """Return the channel pairs that an encoding turns."""
     return int(encoding.freqs().shape[-1])
+
+
+def check_movable(model: Any, row: ModelSeams) -> None:
+    """Refuse a model with a rotary encoding of its own that would stay at its size.
+
+    Raises:
+        PositionError: naming it.
+    """
+    for path in row.still:
+        if find(model, path) is not None:
+            raise PositionError(
+                f"{path} is a rotary encoding that the model was made with for its image size; nothing here moves it. "
+                "Create the model at the new img_size and load the weights, or create it without and attach one."
+            )

@@ -20,6 +20,10 @@ if TYPE_CHECKING:
     from torch import nn
 
 _NONE = ("ports", "attached", "unknown")
+# Kind of grid -> what its counts do not say.
+_DETAILS = {
+    "coords": "attached encodings serve whole images; patches with coordinates of their own are refused"
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +42,7 @@ class Coverage:
         skipped: how many of those have attentions that it leaves out.
         bias: how many have a port for a bias.
         conditional: how many let tokens be mixed after a block.
+        detail: what an attached encoding does not serve there, "" if nothing.
     """
 
     model: str
@@ -51,6 +56,7 @@ class Coverage:
     skipped: int
     bias: int
     conditional: int
+    detail: str = ""
 
 
 def coverage() -> list[Coverage]:
@@ -71,6 +77,7 @@ def coverage() -> list[Coverage]:
                 parts=found.get("parts", {}),
                 grid=seams.grid,
                 resize=seams.resize,
+                detail=_DETAILS.get(seams.grid, ""),
                 **{
                     key: found.get(key, 0)
                     for key in ("rectangles", "add", "rotate", "skipped", "bias", "conditional")

@@ -228,8 +228,13 @@ def _ports(model: Any, *, known: bool) -> list[Part]:
         return []
     if not ports:
         return []
-    sizes = sorted({(port.heads, port.head_dim) for port in ports})
-    heads = ", ".join(f"{heads} heads of {channels} channels" for heads, channels in sizes)
+    counts: dict[int, set[int]] = {}  # channels of a head -> how many heads
+    for port in ports:
+        counts.setdefault(port.head_dim, set()).add(port.heads)
+    heads = ", ".join(
+        f"{_alternatives(sorted(counts[channels]))} heads of {channels} channels"
+        for channels in sorted(counts)
+    )
     taps = " and ".join(dict.fromkeys(tap.at for tap in ports[0].seams.taps))
     return [
         Part(
@@ -243,9 +248,15 @@ def _ports(model: Any, *, known: bool) -> list[Part]:
     ]
 
 
+def _alternatives(numbers: list[int]) -> str:
+    """Return numbers as words: 3, 6 or 12."""
+    *front, last = map(str, numbers)
+    return f"{', '.join(front)} or {last}" if front else last
+
+
 def _unknown(model: Any, *, known: bool) -> Iterator[Part]:
     """Yield what looks positional and has no row; for a class without a row, at least one line that says so."""
-    sentence = f"no row for {type(model).__name__}; attach and resize refuse"
+    sentence = f"{type(model).__name__} is no class that visionpos knows; attach and resize refuse"
     names = unclaimed(model)
     state = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     for name in names:
@@ -255,7 +266,7 @@ def _unknown(model: Any, *, known: bool) -> Iterator[Part]:
             shape=tuple(state[name].shape),
             grid_hw=None,
             prefix=0,
-            detail=f"looks positional; {'not in the row of its class' if known else sentence}",
+            detail=f"looks positional; {'none of the parts known of its class' if known else sentence}",
         )
     if not known and not names:
         yield Part(kind="unknown", path="", shape=(), grid_hw=None, prefix=0, detail=sentence)

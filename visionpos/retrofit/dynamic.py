@@ -6,12 +6,14 @@ their tables and networks for it. Parameters stay where they are; a swapped clas
 
 from __future__ import annotations
 
-import math
+import re
+from fnmatch import fnmatchcase
 from operator import methodcaller
 from typing import TYPE_CHECKING, Any
 
+import torch
 from timm.layers.pos_embed_rel import RelPosBias, RelPosMlp
-from timm.models import beit, hiera, levit, maxxvit
+from timm.models import beit, hiera, levit
 from torch import nn
 
 from visionpos.errors import PositionError
@@ -28,28 +30,33 @@ from visionpos.retrofit.called import (
     DynamicUnroll,
     OfCall,
 )
+from visionpos.retrofit.checks import check_movable
 from visionpos.retrofit.passes import PassHook, Recall, graph_task, keep_passes
-from visionpos.retrofit.paths import find, sides_of
+from visionpos.retrofit.paths import counted, find, steps_of
 from visionpos.retrofit.records import recipe_of_table
-from visionpos.retrofit.seams import blocks_of, class_row, row_of
+from visionpos.retrofit.seams import DynamicSeams, blocks_of, class_row, model_rows, row_of
+from visionpos.retrofit.sizes import check_steps, multiple_of
 from visionpos.retrofit.tables import tables_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from visionpos.retrofit.paths import Sides
+    from visionpos.retrofit.tables import Table
 
 
 class ImageHook:
-    """Hands the image size of a call on to the position modules of its model."""
+    """Hands the image size of a call on to the position modules of its model, and refuses one that it cannot serve."""
 
-    def __init__(self, relay: Recall) -> None:
-        self.relay = relay
+    def __init__(self, model: Any, seams: DynamicSeams, relay: Recall) -> None:
+        self.model, self.seams, self.relay = model, seams, relay
 
     def __call__(self, _: nn.Module, args: tuple[Any, ...]) -> None:
         """Remember the sides of the image that enters."""
         sides = (args[0].shape[-2], args[0].shape[-1])
         task = graph_task()
+        # A graph serves what it can be traced for: a check would tie it to the multiple.
+        if task == -1 and not torch.compiler.is_compiling():
+            check_steps(self.model, counted(sides), multiple_of(self.model, self.seams))
         if task == -1:
             self.relay.put(sides)
         else:  # the whole model is recomputed
@@ -67,17 +74,6 @@ _SWAPS: dict[type, type] = {
     hiera.Reroll: DynamicReroll,
     hiera.Hiera: DynamicHiera,
 }
-_CLASSES = (
-    "beit.Beit",
-    "vision_transformer_relpos.VisionTransformerRelPos",
-    "maxxvit.MaxxVit",
-    "levit.Levit",
-    "levit.LevitDistilled",
-    "hiera.Hiera",
-    "vision_transformer_sam.VisionTransformerSAM",
-    "hieradet_sam2.HieraDet",
-)
-_BY_TIMM = ("vision_transformer_sam.VisionTransformerSAM", "hieradet_sam2.HieraDet")
 _TAG = "_visionpos_image"
 
 
@@ -86,15 +82,20 @@ def make_dynamic(model: nn.Module) -> None:
 
     BEiT, RelPos, CoAtNet, LeViT and Hiera evaluate their tables and networks for the grid of the call, from the
     parameters that they have, by the recipe of their class; gradients reach them, and what checkpointing recomputes
-    has the size of its own call. SAM and HieraDet resample by themselves and only lose the check of the size. MaxViT
-    keeps its partitions, which must divide every map. What is attached, before or after, follows.
+    has the size of its own call. SAM and HieraDet resample by themselves and only lose the check of their own size.
+    MaxViT keeps its partitions, which must divide every map. What is attached, before or after, follows. A call whose
+    image would be cropped, or cut into broken windows, is refused; LeViT takes any.
+
+    `torch.compile(model, dynamic=True)` makes one graph for all sizes of BEiT, RelPos and Hiera. Five small sizes on a
+    CPU made 2 graphs of LeViT, 3 of LeViT with convolutions and of CoAtNet: torch keeps a convolution of at most 20480
+    values apart there. HieraDet made 2 and SAM 3: timm pads their windows, and maps that need it are another graph.
 
     Args:
         model: a model of one of these classes. State-dict keys, `resize` and `describe` stay as they were.
 
     Raises:
         PositionError: if the class is none of these (what creates it dynamic in timm is named), or the model has a
-            table that cannot follow.
+            table that cannot follow; at a call, if its image has a size that the class cannot serve.
 
     Example:
         >>> import timm
@@ -104,92 +105,86 @@ def make_dynamic(model: nn.Module) -> None:
         torch.Size([1, 384])
     """
     found = class_row(model)
-    if found is None or found[0] not in _CLASSES:
-        served = ", ".join(name.rpartition(".")[2] for name in _CLASSES)
+    seams = None if found is None else found[1].dynamic
+    if seams is None:
+        served = [name.rpartition(".")[2] for name, row in model_rows().items() if row.dynamic]
         raise PositionError(
-            f"model is a {type(model).__name__}; make_dynamic serves {served}. ViT, EVA and Swin take other sizes when "
-            "created with dynamic_img_size=True; timm then resamples a table by its own recipe, and lift_table lets "
-            "the checkpoint's recipe do it. Move the others with resize."
+            f"model is a {type(model).__name__}; make_dynamic serves {', '.join(served)}. ViT, EVA and Swin take other "
+            "sizes when created with dynamic_img_size=True; timm then resamples a table by its own recipe, and "
+            "lift_table lets the checkpoint's recipe do it. Move the others with resize."
         )
-    whole: Any = model
-    chosen = dict(_chosen(whole, found[0]))
-    if found[0] not in _BY_TIMM:
-        _check_rest(whole, found[0], chosen)
+    check_movable(model, row_of(model))
+    chosen = dict(_chosen(model, seams))
+    if seams.by == "visionpos":
+        _check_rest(model, seams, chosen)
+    patch = find(model, row_of(model).patch_embed)
+    hook = _image_hook(model)
+    if hook is None:
+        hook = ImageHook(model, seams, Recall())
+        patch.register_forward_pre_hook(hook)
     if chosen:
-        relay = Recall()
-        _swap(whole, chosen, relay)
-        find(model, row_of(model).patch_embed).register_forward_pre_hook(ImageHook(relay))
+        relay = hook.relay
+        _swap(model, seams, chosen, relay)
         around = [*chosen, *(path for path, _ in blocks_of(model))]
         keep_passes(model, around, PassHook(relay, _TAG, relay, methodcaller("get")))
-    patch = find(model, row_of(model).patch_embed)
     if getattr(patch, "img_size", None) is not None:
         patch.img_size = None
 
 
 def is_dynamic(model: nn.Module) -> bool:
     """Return whether `make_dynamic` has been at a model."""
-    found = class_row(model)
-    if found is not None and found[0] in _BY_TIMM:
-        patch = find(model, row_of(model).patch_embed)
-        return getattr(patch, "img_size", ()) is None
-    return any(isinstance(module, OfCall) for module in model.modules())
+    return _image_hook(model) is not None
 
 
-def _chosen(model: Any, name: str) -> Iterator[tuple[str, type]]:
+def _image_hook(model: nn.Module) -> ImageHook | None:
+    """Return the hook that hands image sizes on, None before `make_dynamic`."""
+    patch = None if class_row(model) is None else find(model, row_of(model).patch_embed)
+    hooks = patch._forward_pre_hooks.values() if isinstance(patch, nn.Module) else ()  # noqa: SLF001 (torch has no other list)
+    return next((hook for hook in hooks if isinstance(hook, ImageHook)), None)
+
+
+def _chosen(model: nn.Module, seams: DynamicSeams) -> Iterator[tuple[str, type]]:
     """Yield (path, dynamic class) of every position module over the whole map that has none yet."""
     for path, module in model.named_modules():
         new = _SWAPS.get(class_of(module))
-        if new is not None and (name != "maxxvit.MaxxVit" or _whole_map(model, path)):
+        if new is not None and _rule(seams, path) is not None:
             yield path, new
 
 
-def _check_rest(model: Any, name: str, chosen: dict[str, type]) -> None:
+def _rule(seams: DynamicSeams, path: str) -> dict[str, Any] | None:
+    """Return the rule of a position module over the whole map, None for any other."""
+    return next((rule for rule in seams.cells if re.fullmatch(rule["path"], path)), None)
+
+
+def _check_rest(model: nn.Module, seams: DynamicSeams, chosen: dict[str, type]) -> None:
     """Refuse a table over the whole map that no dynamic class would evaluate: other sizes would not fit it."""
     paths = dict(model.named_modules())
     owners = {id(paths[path]) for path in chosen}
     for table in tables_of(model):
-        windowed = name == "maxxvit.MaxxVit" and not _whole_map(model, _home(table.path))
-        served = id(table.base) in owners or isinstance(table.base, OfCall)
-        split = table.path.startswith("pos_embed_")  # Hiera's, one an axis of a video
-        if (
-            (table.moves or table.seams.kind == "log_mlp")
-            and not windowed
-            and (split or not served)
-        ):
+        if not _follows(table, seams, owners):
             raise PositionError(
                 f"{table.path} belongs to a {type(table.base).__name__}, which make_dynamic cannot evaluate for "
                 "another size. Move the model with resize, or build it of timm's own classes."
             )
 
 
-def _home(path: str) -> str:
-    """Return the path of the module that a table is in."""
-    return path.rpartition(".")[0]
+def _follows(table: Table, seams: DynamicSeams, owners: set[int]) -> bool:
+    """Return whether a table serves every size: it need not move, is evaluated for the call, or belongs to a window."""
+    if not (table.moves or table.seams.kind == "log_mlp"):
+        return True
+    if seams.windows and _rule(seams, table.path.rpartition(".")[0]) is None:
+        return True
+    fixed = any(fnmatchcase(table.path, pattern) for pattern in seams.fixed)
+    return not fixed and (id(table.base) in owners or isinstance(table.base, OfCall))
 
 
-def _swap(model: Any, chosen: dict[str, type], relay: Recall) -> None:
+def _swap(model: Any, seams: DynamicSeams, chosen: dict[str, type], relay: Recall) -> None:
     """Give position modules their dynamic classes."""
     recipes = {id(table.owner): recipe_of_table(model, table) for table in tables_of(model)}
     for path, new in chosen.items():
-        module = model.get_submodule(path)
-        module.visionpos_relay, module.visionpos_step = relay, _step(model, path)
+        module, rule = model.get_submodule(path), _rule(seams, path)
+        numbers = [int(part) for part in path.split(".") if part.isdigit()]
+        module.visionpos_relay = relay
+        module.visionpos_steps = steps_of(model, rule or {}, numbers)
         module.visionpos_recipe = recipes.get(id(module), "timm")
         give_class(module, new)
-
-
-def _whole_map(model: Any, path: str) -> bool:
-    """Return whether a module belongs to attention over the whole map, not to windows of it."""
-    return isinstance(find(model, path.removesuffix(".attn.rel_pos")), maxxvit.TransformerBlock2d)
-
-
-def _step(model: Any, path: str) -> Sides:
-    """Return the pixels a cell of the map that a module sees: those of the stem, doubled at every stage."""
-    row = row_of(model)
-    patch = find(model, row.patch_embed)
-    numbers = [int(part) for part in path.split(".") if part.isdigit()]
-    if not path.startswith("stages.") or not numbers:
-        return sides_of(getattr(model, "patch_stride", None) or patch.patch_size) or (1, 1)
-    stage = numbers[0] - ("downsample" in path)
-    stem = sides_of(patch.stride) or (1, 1)
-    first = 2 if isinstance(model, maxxvit.MaxxVit) else 1
-    return math.prod((stem[0], first, 2**stage)), math.prod((stem[1], first, 2**stage))

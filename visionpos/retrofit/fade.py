@@ -11,11 +11,14 @@ from torch import nn
 
 from visionpos.encodings import LearnedSpec
 from visionpos.errors import PositionError
+from visionpos.geometry.fields import check_kind
 from visionpos.retrofit.attach import attach, attachments
 from visionpos.retrofit.callbacks import Ramp
+from visionpos.retrofit.kinds import check_kinds
 from visionpos.retrofit.plan import door_of
 from visionpos.retrofit.recipes import recipe_for
 from visionpos.retrofit.records import table_record
+from visionpos.retrofit.schedule import Schedule
 from visionpos.retrofit.seams import grid_of
 
 if TYPE_CHECKING:
@@ -24,7 +27,6 @@ if TYPE_CHECKING:
     from visionpos.encodings import EncodingSpec
     from visionpos.geometry import Grid
     from visionpos.retrofit.attachment import Attachment
-    from visionpos.retrofit.schedule import Schedule
 
 
 def fade_table(
@@ -65,6 +67,8 @@ def fade_table(
         >>> ramp.set(25, model)
         {'table': 0.75, 'rope': 0.25}
     """
+    check_kind("schedule", schedule, Schedule)
+    check_kinds("name", name, str, None)
     _check_liftable(model, recipe)
     schedules = {"table": schedule.reversed()}
     if spec is not None:

@@ -30,7 +30,7 @@ from visionpos.retrofit.hooks import (
 from visionpos.retrofit.lattice import Reader, reader_of
 from visionpos.retrofit.local import LocalEnterHook, LocalHooks, LocalLeaveHook, SeenHook
 from visionpos.retrofit.mixing import AddHook, MixHook
-from visionpos.retrofit.passes import PassHook, UsedHook, keep_passes
+from visionpos.retrofit.passes import ActedHook, FreshHook, PassHook, UsedHook, keep_passes
 from visionpos.retrofit.places import uses_call
 from visionpos.retrofit.plan import bias_of
 from visionpos.retrofit.seams import blocks_of, find, matches, row_of
@@ -62,6 +62,8 @@ _HOOK_TYPES = (
     MixHook,
     PassHook,
     UsedHook,
+    FreshHook,
+    ActedHook,
 )
 
 
@@ -137,11 +139,25 @@ def _hook_rotation(owner: Attachment, port: Port, within: Any, layer: int, group
         flag = FlagHook(owner, port.seams.flag, own=bool(getattr(port.holder, port.seams.flag)))
         port.holder.register_forward_pre_hook(flag)
         port.holder.register_forward_hook(flag)
-    used = UsedHook(owner, port.path, " and ".join(tap.at for tap in port.seams.taps))
-    for number, head, module in port.taps():
+    taps = port.taps()
+    parts = {(number, head): port.seams.taps[number].at for number, head, _ in taps}
+    used = _hook_used(owner, port, parts, port.placed())
+    for number, head, module in taps:
         module.register_forward_hook(TurnHook(within, port, number, head, used))
-    if port.taps():
-        port.holder.register_forward_hook(used)
+
+
+def _hook_used(
+    owner: Attachment, port: Port, parts: dict[Any, str], placed: tuple[tuple[str, Any], ...] = ()
+) -> UsedHook:
+    """Register what refuses a pass around a port: on the attention, and on the module around it, should it go."""
+    used = UsedHook(owner, port.path, parts, placed)
+    around = port.path.rpartition(".")[0]
+    for module in (port.holder, port.model.get_submodule(around) if around else None):
+        if module is not None and parts:
+            # First, and last: what the other hooks note lies between.
+            module.register_forward_pre_hook(FreshHook(used), prepend=True)
+            module.register_forward_hook(used)
+    return used
 
 
 def _hook_local(within: LocalHooks, port: Port, name: str = "", index: int = 0) -> None:
@@ -177,6 +193,8 @@ def _hook_bias(owner: Attachment, port: Port, within: Any, layer: int, group: in
     seams: Any = bias_of(port)
     target = port.holder if not seams.at else getattr(port.holder, seams.at)
     if seams.kind == "argument":
+        used = _hook_used(owner, port, {None: f"its argument {seams.name}"})
+        port.holder.register_forward_pre_hook(ActedHook(used))
         if within is None:
             local = LocalHooks(owner, port, layer, group)
             _hook_local(local, port, seams.name, seams.index)
@@ -190,12 +208,13 @@ def _hook_bias(owner: Attachment, port: Port, within: Any, layer: int, group: in
             if seams.at
             else reader_of(port)
         )
-        used = UsedHook(owner, port.path, seams.name)
+        used = _hook_used(owner, port, {None: seams.name})
         widen(target, seams.name, Extra(owner, reader, layer, group, used))
-        port.holder.register_forward_hook(used)
     else:
         reader = Reader(WINDOW, 0, port.holder, WINDOW.name)
+        used = _hook_used(owner, port, {None: seams.at})
         target.register_forward_hook(NetworkHook(owner, reader, group, pairs=seams.kind == "pairs"))
+        target.register_forward_hook(ActedHook(used))
 
 
 def _hook_mixing(

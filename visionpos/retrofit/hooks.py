@@ -62,8 +62,8 @@ def grid_seen(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output
             *(side // step for side, step in zip(image.shape[-2:], module.patch_size, strict=True))
         )
     raise PositionError(
-        "patch_coord is given; an attached encoding serves whole images [b, channels, height, width], all of one size. "
-        "Pass images, or detach the encoding."
+        "patch_coord is given, as in NaFlexVit's dict of patches; an attached encoding serves whole images "
+        "[b, channels, height, width], all of one size. Pass images as one tensor, or detach the encoding."
     )
 
 
@@ -211,6 +211,7 @@ class TurnHook:
     ) -> None:
         self.within, self.owner, self.used = within, within.owner, used
         self.tap, self.head, self.late = port.seams.taps[number], head, port.seams.late
+        self.key = (number, head)
         self.heads = port.key_heads if self.tap.holds == "k" else port.heads
         self.head_dim, self.holder = port.head_dim, port.holder if port.seams.late else None
 
@@ -226,7 +227,7 @@ class TurnHook:
     def turn(self, x: Tensor, args: tuple[Any, ...]) -> Tensor:
         """Return a tensor that carries q or k, with them turned; `args` are those of the module that gave it."""
         if self.used is not None:
-            self.used.use()
+            self.used.use(self.key)
         handed = self.within.handed(args)
         by = handed if isinstance(handed, dict) else {"q": handed, "k": handed}
         heads = self.heads

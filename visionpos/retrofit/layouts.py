@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from visionpos.retrofit.paths import Sides
-    from visionpos.retrofit.seams import TableLayout
+    from visionpos.retrofit.seam_rows import TableLayout
 
 _DIFFERENCES = ("offsets_heads", "heads_map", "heads_offsets", "hwc", "axis_h", "axis_w")
 _DIRECT = "direct:"

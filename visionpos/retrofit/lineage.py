@@ -11,6 +11,7 @@ from visionpos.config import plain
 from visionpos.errors import PositionError
 from visionpos.retrofit.attach import attachments
 from visionpos.retrofit.dynamic import is_dynamic
+from visionpos.retrofit.kinds import check_kinds
 from visionpos.retrofit.records import recipe_of_table, record_of
 from visionpos.retrofit.rope import own_rope, spec_of_rope
 from visionpos.retrofit.seams import blocks_of, find, grid_of, prefix_of, row_of, sides_of
@@ -31,8 +32,9 @@ def lineage(model: nn.Module, *, source: str = "") -> Lineage:
         source: free text: the checkpoint these weights started from.
 
     Raises:
-        PositionError: if the class has no row.
+        PositionError: if the class has no row, or source is no text.
     """
+    check_kinds("source", source, str)
     whole: Any = model
     spec = spec_of_rope(own_rope(whole))
     cfg = getattr(whole, "pretrained_cfg", None) or {}

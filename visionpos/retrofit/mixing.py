@@ -17,6 +17,8 @@ from visionpos.retrofit.paths import counted
 from visionpos.retrofit.seams import find, sides_of
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from torch import Tensor, nn
 
     from visionpos.retrofit.attachment import Attachment
@@ -30,10 +32,8 @@ class AddHook:
         self, owner: Attachment, group: int, layout: str, prefix: int, sides: Any, name: str
     ) -> None:
         self.owner, self.group, self.layout, self.prefix = owner, group, layout, prefix
-        self.sides, self.name = (
-            sides,
-            name,
-        )  # a module that states the sides, where the output does not
+        # A module that states the sides, where the output does not.
+        self.sides, self.name = sides, name
 
     def __call__(
         self,
@@ -45,11 +45,8 @@ class AddHook:
         """Return the patch tokens with the encoding added, or None to leave them."""
         if self.owner.idle:
             return None
-        if self.layout == "nchw":
-            grid = Grid(*counted(output.shape[-2:]))
-            return self._added(grid, output.movedim(1, -1)).movedim(-1, 1)
-        if self.layout == "nhwc":
-            return self._added(Grid(*counted(output.shape[1:3])), output)
+        if self.layout in ("nchw", "nhwc"):
+            return _on_map(output, self.layout, self._added)
         if self.sides is not None:
             stated = stated_sides(self.sides, self.name) if self.name else sides_of(self.sides)
             assert stated is not None  # noqa: S101 (rows name modules that state their sides)
@@ -116,11 +113,8 @@ class MixHook:
     def _mixed(
         self, x: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
     ) -> Tensor:
-        if x.ndim == 4 and self.layout.endswith("nhwc"):
-            return self._rows(x.flatten(1, 2), Grid(*counted(x.shape[1:3]))).reshape(x.shape)
         if x.ndim == 4:
-            rows = self._rows(x.flatten(2).transpose(1, 2), Grid(*counted(x.shape[-2:])))
-            return rows.transpose(1, 2).reshape(x.shape)
+            return _on_map(x, self.layout, self._cells).contiguous()
         sites = self._sites(x, args, kwargs, output)
         if sites.unroll is None:
             return self._rows(x, sites.grid)
@@ -148,6 +142,10 @@ class MixHook:
         assert self.reader is not None  # noqa: S101 (attach gives one to every other layout)
         return self.reader.sites(self.holder, (x,), {})
 
+    def _cells(self, grid: Grid, x: Tensor) -> Tensor:
+        """Return `[b, y, x, d]` mixed."""
+        return self._rows(x.flatten(1, 2), grid).reshape(x.shape)
+
     def _rows(self, x: Tensor, grid: Grid) -> Tensor:
         """Return `[b, prefix + n, d]` mixed, as strongly as the attachment is."""
         encoding = self.owner.encodings[self.group]
@@ -159,6 +157,20 @@ class MixHook:
             moved = rows + strength * (moved - rows)
         moved = moved.to(x.dtype)
         return torch.cat([x[:, :front], moved], dim=1) if front > 0 else moved
+
+
+def _on_map(x: Tensor, layout: str, change: Callable[[Grid, Tensor], Tensor]) -> Tensor:
+    """Return a map with its cells changed: `change` gets its grid and `[b, y, x, d]`.
+
+    Args:
+        x: `[b, y, x, d]` where the layout ends with "nhwc", else `[b, d, y, x]`.
+        layout: the block's word.
+        change: what becomes of the cells.
+    """
+    last = layout.endswith("nhwc")
+    cells = x if last else x.movedim(1, -1)
+    moved = change(Grid(*counted(cells.shape[1:3])), cells)
+    return moved if last else moved.movedim(-1, 1)
 
 
 def _raster(sites: Sites, device: torch.device) -> tuple[Tensor, Grid]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import timm
@@ -16,7 +17,9 @@ from visionpos.geometry import Grid
 from visionpos.retrofit.attach import attach
 from visionpos.retrofit.dynamic import make_dynamic
 from visionpos.retrofit.fade import adds_plainly
+from visionpos.retrofit.kinds import check_kinds
 from visionpos.retrofit.patches import adapt_channels
+from visionpos.retrofit.paths import LARGEST, whole_sides
 from visionpos.retrofit.ports import dims_of
 from visionpos.retrofit.resize import resize
 from visionpos.retrofit.rope import GridRope, own_rope, spec_of_rope
@@ -26,8 +29,6 @@ from visionpos.retrofit.store import load
 from visionpos.retrofit.windows import remember_policy, set_unit
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from torch import nn
 
 
@@ -53,6 +54,16 @@ def create(
     Raises:
         PositionError: if timm does not know the name, cannot build it at this size, or the weights do not fit.
     """
+    check_kinds("name", name, str)
+    check_kinds("num_classes", num_classes, int)
+    check_kinds("seed", seed, int)
+    check_kinds("dynamic", dynamic, bool, None)
+    check_kinds("weights", weights, str, Path, None)
+    if size_hw is not None and whole_sides(size_hw) is None:
+        raise PositionError(
+            f"size_hw {size_hw!r} is no image size (height, width); two whole numbers above 0 are required, {LARGEST} "
+            "at most. Pass (224, 224), for one."
+        )
     if not timm.is_model(name):
         close = timm.list_models(f"*{name}*")[:5] or timm.list_models("vit_small_patch16*")[:5]
         raise PositionError(
@@ -126,6 +137,7 @@ def restore(path: str | Path) -> nn.Module:
     Raises:
         PositionError: if the file or its lineage cannot be read, or timm builds another model under that name.
     """
+    check_kinds("path", path, str, Path)
     tensors, lineage = checkpoint.load(path)
     head = tensors.get(_head_of(lineage.model))
     model = create(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +11,7 @@ from torch import nn
 
 from visionpos.errors import PositionError
 from visionpos.retrofit.attach import CONTAINER, attachments
+from visionpos.retrofit.kinds import check_kinds
 from visionpos.retrofit.seams import row_of
 from visionpos.retrofit.tables import tables_of
 
@@ -37,7 +39,9 @@ def parameter_groups(
     Raises:
         PositionError: if a rate is out of range.
     """
-    if not weight_decay >= 0 or (layer_decay is not None and not 0 < layer_decay <= 1):
+    check_kinds("weight_decay", weight_decay, float, int)
+    check_kinds("layer_decay", layer_decay, float, int, None)
+    if not 0 <= weight_decay < math.inf or (layer_decay is not None and not 0 < layer_decay <= 1):
         raise PositionError(
             f"weight_decay is {weight_decay} and layer_decay {layer_decay}; at least 0, and in (0, 1] or None, "
             "are required."

@@ -109,33 +109,101 @@ class Recall(Relay):
 
 
 class UsedHook:
-    """After an attention: refuses one that went around its port, as a forward of the user's own may.
+    """After an attention and the module around it: refuses a pass in which a port has not acted.
+
+    A forward of the user's own may go around it, and so may whatever stands in the place of the attention, or of a part
+    of it, since the encoding was attached.
 
     Args:
         owner: the attachment.
         path: of the attention.
-        at: the parts, or the method, through which its port acts.
+        parts: key -> name of each part, or method, through which its port acts.
+        placed: (name, part) of every part of the attention that carries a hook. What has taken its place since may call
+            it and still add a share of its own that does not turn, as a low-rank adapter does; compiled graphs, which
+            note nothing, are checked by this alone.
     """
 
-    def __init__(self, owner: Any, path: str, at: str) -> None:
-        self.owner, self.path, self.at = owner, path, at
-        self.relay = Relay()  # whether the port has acted
+    def __init__(
+        self, owner: Any, path: str, parts: dict[Any, str], placed: tuple[tuple[str, Any], ...] = ()
+    ) -> None:
+        self.owner, self.path, self.parts, self.placed = owner, path, parts, placed
+        self.relay = Relay()  # the keys of what has acted
 
-    def use(self) -> None:
-        """Note that the port has acted."""
+    def forget(self) -> None:
+        """Begin a pass through the attention."""
         if not torch.compiler.is_compiling():
-            self.relay.put(True)  # noqa: FBT003 (a relay hands on any value)
+            self.relay.put(frozenset())
+
+    def use(self, key: Any = None) -> None:
+        """Note that a part of the port has acted."""
+        if not torch.compiler.is_compiling():
+            self.relay.put((self.relay.get() or frozenset()) | {key})
 
     def __call__(self, module: Any, args: tuple[Any, ...], output: Any) -> None:  # noqa: ARG002 (torch's signature)
-        """Check that it has, and forget it."""
-        if torch.compiler.is_compiling() or self.owner.idle:
+        """Check that all have."""
+        if self.owner.idle:
             return
-        if self.relay.get() is None:
+        if self.placed:
+            self._check_placed(module)
+        if torch.compiler.is_compiling():
+            return
+        acted = self.relay.get() or frozenset()
+        missing = dict.fromkeys(name for key, name in self.parts.items() if key not in acted)
+        if missing:
+            last = self.path.rpartition(".")[2]
+            inner = getattr(module, last, None)  # of the module around the attention
             raise PositionError(
-                f"{self.path} is a {type(module).__name__} that ran without {self.at}, where the encoding acts; it "
-                "would do nothing there. Let its forward use them as timm's class does, or detach."
+                f"{self.path} is a {type(module if inner is None else inner).__name__} that ran without "
+                f"{' and '.join(missing)}, where the encoding acts; it would do nothing there. Let its forward use "
+                "them as timm's class does, replace parts before attach, or detach."
             )
-        self.relay.put(None)
+
+    def _check_placed(self, module: Any) -> None:
+        """Refuse a part in whose place another stands, wrappers that hand on what they get aside."""
+        for name, part in self.placed:
+            now = module
+            for step in name.split("."):
+                now = getattr(now, step, None)
+            if now is None:  # of the module around the attention, which has no such part
+                continue
+            while now is not part:
+                inner = [
+                    getattr(now, wrap)
+                    for wrap in _WRAPS
+                    if wrap in now.__dict__.get("_modules", {})
+                ]
+                if not inner:
+                    raise PositionError(
+                        f"{self.path}.{name} is a {type(now).__name__} since the encoding was attached; what it adds "
+                        "would not turn. Adapt or fuse first and attach then."
+                    )
+                now = inner[0]
+
+
+# Where wrappers that change nothing keep what they wrap: torch.compile, checkpointing, FSDP.
+_WRAPS = ("_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_module")
+
+
+class FreshHook:
+    """Before an attention and the module around it: begins a pass of its port."""
+
+    def __init__(self, used: UsedHook) -> None:
+        self.used, self.owner = used, used.owner
+
+    def __call__(self, module: Any, args: tuple[Any, ...]) -> None:  # noqa: ARG002 (torch's signature)
+        """Forget the pass before."""
+        self.used.forget()
+
+
+class ActedHook:
+    """Beside a hook that acts without telling, on the same module: notes that it has."""
+
+    def __init__(self, used: UsedHook, key: Any = None) -> None:
+        self.used, self.owner, self.key = used, used.owner, key
+
+    def __call__(self, *_: Any) -> None:
+        """Note it."""
+        self.used.use(self.key)
 
 
 class PassHook:

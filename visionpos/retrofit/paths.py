@@ -1,12 +1,15 @@
-"""Attribute paths: what the seam table's dotted names stand for in a model, and the sides that a value states."""
+"""Attribute paths: what the seam table's dotted names stand for in a model, and the sides that its values state."""
 
 from __future__ import annotations
 
+import math
 import operator
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
+
+from visionpos.errors import PositionError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -83,3 +86,41 @@ def whole_sides(size_hw: Any) -> Sides | None:
     except (TypeError, ValueError):
         return None
     return (height, width) if min(height, width) > 0 and max(height, width) <= LARGEST else None
+
+
+def divided(sides: Sides, floor: Sides, ceil: Sides) -> Sides:
+    """Return sides divided by steps, rounded down, then by further steps, rounded up."""
+    height, width = sides[0] // floor[0], sides[1] // floor[1]
+    return -(-height // ceil[0]), -(-width // ceil[1])
+
+
+def steps_of(model: Any, rule: dict[str, Any], numbers: list[int]) -> tuple[Sides, Sides]:
+    """Return what a rule divides the image by: the products of `floor` and of `ceil`.
+
+    Args:
+        model: whose attributes a factor may name.
+        rule: from the table.
+        numbers: in the path that the rule is for, the stage first.
+    """
+    floor, ceil = (
+        [_factor(model, factor, numbers) for factor in rule.get(word, ())]
+        for word in ("floor", "ceil")
+    )
+    return _product(floor), _product(ceil)
+
+
+def _product(steps: list[Sides]) -> Sides:
+    return math.prod(step[0] for step in steps), math.prod(step[1] for step in steps)
+
+
+def _factor(model: Any, factor: Any, numbers: list[int]) -> Sides:
+    """Return what one factor of `floor` or `ceil` divides by: a number, an attribute, or a power of the stage."""
+    if isinstance(factor, dict):
+        power = factor["grow"] ** (numbers[0] - factor.get("less", 0))
+        return power, power
+    found = sides_of(find(model, factor) if isinstance(factor, str) else factor)
+    if found is None:
+        raise PositionError(
+            f"model has no {factor}, which timm's class has; it cannot be moved. Create it with timm.create_model."
+        )
+    return found

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
+from torch import nn
+
 from visionpos.config import read_yaml, shipped
 from visionpos.retrofit.mixing import sides_at, width_of
 from visionpos.retrofit.port_rows import nearest
@@ -13,8 +15,6 @@ from visionpos.retrofit.ports import attentions_of, prefix_row_is_flat
 from visionpos.retrofit.seams import blocks_of, find, matches, prefix_of, row_of
 
 if TYPE_CHECKING:
-    from torch import nn
-
     from visionpos.retrofit.ports import Port
 
 
@@ -26,7 +26,7 @@ class Place:
         path: of the module whose output they are.
         module: that module.
         width: channels of a token.
-        layout: how they lie: a word of `seams.BlockLayout`, or "prefixed" (rows with prefix tokens, then the grid).
+        layout: how they lie: a word of `seam_rows.BlockLayout`, or "prefixed" (rows with prefix tokens, then the grid).
         prefix: tokens in front of the grid.
         block: number of the block, -1 for a patch embedding.
         item: which item of the output, None for the output itself.
@@ -69,8 +69,8 @@ def embeds_of(model: nn.Module) -> list[Place]:
 
 
 def _end(path: str, module: Any) -> tuple[str, Any]:
-    """Return the last part of a module whose own forward_intermediates runs its parts and goes around its hooks."""
-    if not hasattr(module, "forward_intermediates"):
+    """Return the last part of a chain whose own forward_intermediates runs its parts and goes around its hooks."""
+    if not (isinstance(module, nn.Sequential) and hasattr(module, "forward_intermediates")):
         return path, module
     name, last = list(module.named_children())[-1]
     return f"{path}.{name}", last

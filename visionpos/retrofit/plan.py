@@ -8,8 +8,9 @@ from __future__ import annotations
 import dataclasses
 import sys
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
+from visionpos.config import shipped
 from visionpos.encodings import (
     Additive,
     Biasing,
@@ -24,7 +25,7 @@ from visionpos.encodings import (
     Turning,
     build,
 )
-from visionpos.errors import PositionError
+from visionpos.errors import PositionError, did_you_mean
 from visionpos.retrofit.places import Place, embeds_of, mixers_of
 from visionpos.retrofit.ports import Port, attentions_of, group_dims, groups_of, ports_of
 from visionpos.retrofit.seams import blocks_of, class_row, prefix_of, row_of
@@ -76,6 +77,9 @@ def door_of(spec: EncodingSpec) -> Door:
     Raises:
         PositionError: if spec is no Spec, or enters by a door that no timm model has.
     """
+    given: Any = spec
+    if isinstance(given, str):
+        raise PositionError(_not_a_name(given))
     if not type(spec).__module__.startswith("visionpos.encodings."):
         build(spec, Dims(embed_dim=8, num_heads=1, depth=1))  # says what is required
     here = vars(sys.modules[type(spec).__module__])
@@ -90,6 +94,20 @@ def door_of(spec: EncodingSpec) -> Door:
     raise PositionError(
         f"spec {spec.kind!r} enters by another door than add, rotate, bias and conditional; attach serves those four. "
         "Build it with visionpos.build, and call it where your attention forms its logits."
+    )
+
+
+def _not_a_name(name: str) -> str:
+    """Return what to say to a name in place of a spec."""
+    known = shipped("encodings")
+    if name in known:
+        return (
+            f"spec is {name!r}, the name of a shipped encoding; a Spec is required. Pass "
+            f"visionpos.config.load_encoding({name!r}), or a Spec such as visionpos.AxialRopeSpec()."
+        )
+    return (
+        f"spec is {name!r}; a Spec is required, and no shipped encoding has this name.{did_you_mean(name, known)} Pass "
+        "visionpos.config.load_encoding(name), or a Spec such as visionpos.AxialRopeSpec()."
     )
 
 
@@ -231,7 +249,7 @@ def attachable(model: nn.Module) -> dict[Door, tuple[int, int, str]]:
     biased = sum(bias_of(port) is not None for port in attentions)
     known = class_row(model) is not None
     embeds, mixers = (embeds_of(model), mixers_of(model)) if known else ([], [])
-    unknown = "" if known else f"no row for {type(model).__name__}"
+    unknown = "" if known else f"{type(model).__name__} is no class that visionpos knows"
     nowhere = "" if biased == len(attentions) else "no place for a bias in the logits"
     return {
         "rotate": (turned, len(attentions), "; ".join(refused)),

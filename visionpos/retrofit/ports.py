@@ -103,6 +103,23 @@ class Port:
             assert not star  # noqa: S101 (rows write a star at the end alone)
         return found
 
+    def placed(self) -> tuple[tuple[str, Any], ...]:
+        """Return (name, module) of every part that hands out q or k."""
+        stems = [
+            (tap.at.partition(".*")[0], tap.at.endswith("*"))
+            for tap in self.seams.taps
+            if not tap.at.startswith("@")
+        ]
+        found = []
+        for stem, many in stems:
+            module = find(self.holder, stem)
+            found += (
+                [(f"{stem}.{number}", part) for number, part in enumerate(module)]
+                if many
+                else [(stem, module)]
+            )
+        return tuple(found)
+
 
 def attentions_of(model: Any) -> list[Port]:
     """Return every attention between tokens, or between channels, that the table knows, in order."""
@@ -125,7 +142,7 @@ def ports_of(model: Any) -> list[Port]:
     """Return every port at which q and k can be turned, in order.
 
     Raises:
-        PositionError: if a block has none: the attention is of a class that the seam table does not know.
+        PositionError: if a block has none: the attention is of a class that visionpos does not know.
     """
     found = attentions_of(model)
     if class_row(model) is not None and prefix_row_is_flat(model):
@@ -143,7 +160,7 @@ def _check_blocks(model: Any, found: list[Port]) -> None:
     for path, block in blocks_of(model):
         if not any(_inside(port.path, path) for port in found):
             raise PositionError(
-                f"block {path} is a {type(block).__name__} without an attention that the seam table knows; "
+                f"block {path} is a {type(block).__name__} without an attention that visionpos knows; "
                 f"{', '.join(known_attentions())} are known. Use the door add instead."
             )
 

@@ -12,13 +12,19 @@ from typing import Any
 from visionpos.config import read_yaml, shipped
 from visionpos.errors import ConfigError
 from visionpos.geometry.recipes import recipe_of
+from visionpos.retrofit.kinds import check_model
 
 
 def recipe_for(model: Any) -> tuple[str, str]:
     """Return (recipe, reason) for a model's tables.
 
     The name is the architecture and tag that timm's pretrained_cfg records, e.g. "vit_small_patch14_dinov2.lvd142m".
+
+    Raises:
+        PositionError: if model is no module, and has no pretrained_cfg.
     """
+    if not hasattr(model, "pretrained_cfg"):  # whatever has one is asked
+        check_model(model)
     cfg = getattr(model, "pretrained_cfg", None) or {}
     name, tag = cfg.get("architecture") or "", cfg.get("tag") or ""
     full = f"{name}.{tag}" if tag else name

@@ -15,6 +15,7 @@ from torch import nn
 from visionpos.errors import PositionError
 from visionpos.geometry import Grid
 from visionpos.geometry.recipes import recipe_of
+from visionpos.retrofit.checks import check_movable
 from visionpos.retrofit.layouts import check_rows, moved_table
 from visionpos.retrofit.patches import Kernel, patch_of
 from visionpos.retrofit.records import (
@@ -102,6 +103,7 @@ def resize(
     whole: Any = model
     row = row_of(whole)
     check_thawed(whole, "resized")
+    check_movable(whole, row)
     source = grid_of(whole) if row.patches or extent is not None else None
     cut = patch_of(whole, row, patch)
     size = checked_size(whole, row, size_hw, cut)
@@ -183,7 +185,10 @@ def _before(model: Any, table: Table, recipe: str | None) -> _Held:
     sides = table.sides
     if sides is None:
         raise PositionError(
-            f"{table.path} has no grid: the model was made without an image size. Create it with img_size=."
+            f"{table.path} is on the meta device, where the index that tells its grid holds nothing. Give the model "
+            "real tensors first."
+            if table.value.is_meta
+            else f"{table.path} has no grid: the model was made without an image size. Create it with img_size=."
         )
     name = recipe_of_table(model, table) if recipe is None else recipe
     check_rows(table.value, table.seams.layout, sides, table.prefix, table.extra)

@@ -15,6 +15,7 @@ import torch
 
 from visionpos.errors import PositionError
 from visionpos.retrofit.indices import absolute_differences, displacements, signed_differences
+from visionpos.retrofit.paths import divided, steps_of
 from visionpos.retrofit.seams import find, matches, sides_of
 
 if TYPE_CHECKING:
@@ -130,24 +131,7 @@ def _image(move: Move, value: Any, rule: dict[str, Any], _: list[int]) -> Any:
 
 def _strided(move: Move, value: Any, rule: dict[str, Any], numbers: list[int]) -> Any:
     """Return the image divided by factors, rounded down at each, then by factors rounded up at each."""
-    sides = move.new
-    for word in ("floor", "ceil"):
-        for factor in rule.get(word, ()):
-            by = _factor(move, factor, numbers)
-            sign = -1 if word == "ceil" else 1
-            sides = (sign * (sign * sides[0] // by[0]), sign * (sign * sides[1] // by[1]))
-    return _like(value, sides)
-
-
-def _factor(move: Move, factor: Any, numbers: list[int]) -> Sides:
-    """Return what one factor of `floor` or `ceil` divides by: a number, an attribute, or a power of the stage."""
-    if isinstance(factor, dict):
-        power = factor["grow"] ** (numbers[0] - factor.get("less", 0))
-        return power, power
-    found = sides_of(find(move.model, factor) if isinstance(factor, str) else factor)
-    if found is None:
-        raise PositionError(f"model has no {factor}; the seam table does not fit it.")
-    return found
+    return _like(value, divided(move.new, *steps_of(move.model, rule, numbers)))
 
 
 def _share(move: Move, value: Any, rule: dict[str, Any], numbers: list[int]) -> Any:
@@ -165,7 +149,9 @@ def _tiles(move: Move, _: Any, rule: dict[str, Any], numbers: list[int]) -> int:
     feat = sides_of(find(move.base, _numbered(rule["tiles"][0], numbers)))
     window = sides_of(find(move.base, _numbered(rule["tiles"][1], numbers)))
     if feat is None or window is None:
-        raise PositionError("model has no windows; the seam table does not fit it.")
+        raise PositionError(
+            "model has no windows, which timm's class has; it cannot be moved. Create it with timm.create_model."
+        )
     return (feat[0] // window[0]) * (feat[1] // window[1])
 
 

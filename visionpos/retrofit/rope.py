@@ -19,8 +19,11 @@ from torch import nn
 from visionpos.encodings import AxialRope, AxialRopeSpec, Dims, MixedRope, MixedRopeSpec
 from visionpos.errors import PositionError
 from visionpos.geometry import CoordSpec, Grid, Rotation, angles, augment, coordinates
+from visionpos.geometry.fields import check_kind
 from visionpos.retrofit.attach import attachments
 from visionpos.retrofit.attachment import TURNS
+from visionpos.retrofit.kinds import check_kinds
+from visionpos.retrofit.paths import whole_sides
 from visionpos.retrofit.ports import dims_of, ports_of
 from visionpos.retrofit.seams import blocks_of, find, place, row_of
 
@@ -31,6 +34,7 @@ if TYPE_CHECKING:
     from visionpos.geometry.rotation import Pairing
 
 RopeSpec = AxialRopeSpec | MixedRopeSpec
+_PAIR = "it must be (height, width) in tokens. Pass two whole numbers above 0."
 
 
 def own_rope(model: Any) -> Any:
@@ -54,6 +58,12 @@ def spec_of_rope(rope: Any) -> RopeSpec | None:
     Known are RotaryEmbeddingCat with temperature bands on indices (EVA-02, PE, RoPE-ViT axial), RotaryEmbeddingDinoV3
     and RotaryEmbeddingMixed with x first. Pixel bands, other grids of timm and its M-RoPE are left to timm.
     """
+    if rope is None:  # what a model without one has
+        return None
+    if not isinstance(rope, nn.Module):
+        raise PositionError(
+            f"rope is {rope!r:.60}; a rotary module is required. Pass model.rope of a timm model that has one."
+        )
     if isinstance(rope, GridRope):
         return rope.spec
     if isinstance(rope, RotaryEmbeddingMixed) and rope.grid_indexing == "xy":
@@ -127,6 +137,10 @@ class GridRope(nn.Module):
 
     def __init__(self, rope: Any, spec: RopeSpec, dims: Dims, grid: Grid) -> None:
         super().__init__()
+        check_kinds("rope", rope, nn.Module)
+        check_kinds("spec", spec, AxialRopeSpec, MixedRopeSpec)
+        check_kind("dims", dims, Dims)
+        check_kind("grid", grid, Grid)
         self.spec = spec
         self.freqs = rope.freqs if isinstance(spec, MixedRopeSpec) else None
         self.axial = AxialRope(spec if isinstance(spec, AxialRopeSpec) else AxialRopeSpec(), dims)
@@ -138,7 +152,13 @@ class GridRope(nn.Module):
         self.train(rope.training)
 
     def update_feat_shape(self, feat_shape: tuple[int, int]) -> None:
-        """Serve another grid from now on; a module without a fixed grid is asked for one at every call."""
+        """Serve another grid from now on; a module without a fixed grid is asked for one at every call.
+
+        Raises:
+            PositionError: if it is no (height, width) of whole numbers above 0.
+        """
+        if whole_sides(feat_shape) is None:
+            raise PositionError(f"feat_shape is {feat_shape!r:.60}; {_PAIR}")
         if self.feat_shape is not None:
             self.feat_shape = (int(feat_shape[0]), int(feat_shape[1]))
 
@@ -150,11 +170,13 @@ class GridRope(nn.Module):
         self, shape: tuple[int, int] | None = None, dtype: torch.dtype | None = None
     ) -> Tensor:
         """Return timm's table `[n, 2 head_dim]`, or `[depth, heads, n, 2 head_dim]` for mixed: sines, then cosines."""
-        sides = self.feat_shape if shape is None else shape
+        sides: Any = self.feat_shape if shape is None else shape
         if sides is None:
             raise PositionError(
                 "shape is None and the model has no fixed grid; pass (height, width)."
             )
+        if not isinstance(sides, (tuple, list)) or len(sides) != 2:
+            raise PositionError(f"shape is {sides!r:.60}; {_PAIR}")
         coords = coordinates(Grid(*sides), self.spec.coords, device=self.anchor.device)
         coords = augment(coords, self.spec.coords) if self.training else coords
         if self.freqs is not None:

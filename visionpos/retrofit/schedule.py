@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from visionpos.errors import PositionError
+from visionpos.retrofit.kinds import check_kinds
 
 Shape = Literal["linear", "cosine"]
 
@@ -48,11 +49,13 @@ class Schedule:
     def __post_init__(self) -> None:
         if self.shape not in get_args(Shape):
             raise PositionError(f"shape is {self.shape!r}; it must be 'linear' or 'cosine'.")
-        if _whole(self.steps) < 1 or _whole(self.begin) < 0:
+        if whole(self.steps) < 1 or whole(self.begin) < 0:
             raise PositionError(
                 f"steps is {self.steps!r} and begin {self.begin!r}; whole numbers of at least 1 and 0 are required. "
                 "Count optimizer steps."
             )
+        check_kinds("start", self.start, float, int)
+        check_kinds("end", self.end, float, int)
         if not (math.isfinite(self.start) and math.isfinite(self.end)):
             raise PositionError(
                 f"start is {self.start} and end {self.end}; finite numbers are required, 0 for none and 1 for full."
@@ -64,7 +67,7 @@ class Schedule:
         Raises:
             PositionError: if step is no whole number of at least 0.
         """
-        done = _whole(step)
+        done = whole(step)
         if done < 0:
             raise PositionError(
                 f"step is {step!r}; a whole number of at least 0 is required. Pass the optimizer steps taken so far."
@@ -85,7 +88,7 @@ class Schedule:
         return dataclasses.replace(self, start=self.end, end=self.start)
 
 
-def _whole(value: object) -> int:
+def whole(value: object) -> int:
     """Return a whole number of any kind, -1 for anything else."""
     try:
         return operator.index(value)  # type: ignore[arg-type]  # what has no __index__ raises

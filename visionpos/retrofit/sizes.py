@@ -16,7 +16,7 @@ from visionpos.retrofit.tables import tables_of
 
 if TYPE_CHECKING:
     from visionpos.retrofit.paths import Sides
-    from visionpos.retrofit.seams import ModelSeams
+    from visionpos.retrofit.seams import DynamicSeams, ModelSeams
 
 _RECORD = "visionpos_image"
 FROZEN = "visionpos_frozen"
@@ -58,7 +58,8 @@ def remember_image(model: Any, size_hw: Sides) -> None:
     if not hasattr(model, "_traits"):  # before timm 1.0.31
         return
     model._traits = {**model._traits, "img_size": size_hw}  # noqa: SLF001 (timm's update_model_input_size does this)
-    if "img_size" in inspect.signature(type(model).__init__).parameters:
+    # A class may hand its arguments on to its base unnamed, as LeViT's with two heads does.
+    if any("img_size" in inspect.signature(base).parameters for base in type(model).__mro__):
         model._model_args = {**getattr(model, "_model_args", {}), "img_size": size_hw}  # noqa: SLF001
 
 
@@ -86,7 +87,7 @@ def checked_size(model: Any, row: ModelSeams, size_hw: Any, patch: Sides | None 
     if row.patches and row.multiple == 1:
         target_grid(find(model, row.patches[0]), size_hw, patch)
         return int(size_hw[0]), int(size_hw[1])
-    step = _multiple(model, row)
+    step = multiple_of(model, row)
     size = whole_sides(size_hw)
     if size is None:
         raise PositionError(
@@ -98,6 +99,16 @@ def checked_size(model: Any, row: ModelSeams, size_hw: Any, patch: Sides | None 
             f"size {size} is not square; {type(model).__name__} rebuilds its map from a square number of square "
             f"blocks. Use a square size divisible by {step[0]}."
         )
+    check_steps(model, size, step)
+    return size
+
+
+def check_steps(model: Any, size: tuple[Any, ...], step: Sides) -> None:
+    """Refuse an image whose sides are no multiples of a step.
+
+    Raises:
+        PositionError: naming the size, the step, and the sizes beside it.
+    """
     if size[0] % step[0] or size[1] % step[1]:
         below, above = (
             tuple(max(1, rounding(side / by)) * by for side, by in zip(size, step, strict=True))
@@ -107,10 +118,9 @@ def checked_size(model: Any, row: ModelSeams, size_hw: Any, patch: Sides | None 
             f"size {size} is not a multiple of {step[0] if step[0] == step[1] else step}; {type(model).__name__} "
             f"cuts its maps by whole steps. Use {below if below == above else f'{below} or {above}'}."
         )
-    return size
 
 
-def _multiple(model: Any, row: ModelSeams) -> Sides:
+def multiple_of(model: Any, row: ModelSeams | DynamicSeams) -> Sides:
     """Return what both image sides must be multiples of."""
     wanted = row.multiple
     if wanted == "blocks":  # a square number of blocks, four times fewer at every level
@@ -118,7 +128,9 @@ def _multiple(model: Any, row: ModelSeams) -> Sides:
         return side, side
     steps = sides_of(find(model, wanted) if isinstance(wanted, str) else wanted)
     if steps is None:
-        raise PositionError(f"model has no {wanted}; the seam table does not fit it.")
+        raise PositionError(
+            f"model has no {wanted}, which timm's class has; no size can be checked. Create it with timm.create_model."
+        )
     for path, by in row.coarser:
         for _, value in matches(model, path):
             side = sides_of(value)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from visionpos import checkpoint
@@ -11,6 +12,7 @@ from visionpos.errors import PositionError
 from visionpos.geometry import Grid
 from visionpos.geometry.recipes import recipe_of
 from visionpos.retrofit.attach import attachments
+from visionpos.retrofit.kinds import check_kinds, check_model
 from visionpos.retrofit.layouts import check_rows
 from visionpos.retrofit.lineage import lineage
 from visionpos.retrofit.patches import kernel_record
@@ -21,8 +23,6 @@ from visionpos.retrofit.sizes import check_thawed
 from visionpos.retrofit.tables import Table, tables_of
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from torch import Tensor, nn
 
 _SOURCE = "visionpos_source."
@@ -40,6 +40,7 @@ def save(model: nn.Module, path: str | Path, *, source: str = "") -> None:
     Raises:
         PositionError: if the file cannot be written.
     """
+    check_kinds("path", path, str, Path)
     check_thawed(model, "saved with a lineage")
     found = lineage(model, source=source)
     tensors = dict(model.state_dict())
@@ -61,6 +62,8 @@ def load(model: nn.Module, path: str | Path) -> checkpoint.Lineage:
         PositionError: if the lineages differ (naming every field), or tensors are missing, unknown or of another
             shape; the model is then unchanged.
     """
+    check_model(model)
+    check_kinds("path", path, str, Path)
     tensors, found = checkpoint.load(path)
     sources = _sources(model, tensors)
     checkpoint.check(found, lineage(model), path=path)

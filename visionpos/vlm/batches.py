@@ -1,22 +1,22 @@
-"""Batches: rows of position ids stacked with padding, taken apart again, and packed end to end."""
+"""Batches: rows of position ids stacked with padding, and taken apart again."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Literal
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
 
 from visionpos.errors import PositionError
+from visionpos.geometry.arguments import checked
 from visionpos.vlm.ids import PositionIds
 from visionpos.vlm.rules import Rule
 
 Side = Literal["left", "right"]
 
 
+@checked
 def merge_rows(
     rows: Sequence[PositionIds], rule: Rule, *, side: Side = "right", length: int | None = None
 ) -> PositionIds:
@@ -71,8 +71,14 @@ def merge_rows(
     return PositionIds(torch.stack(ids, 1), following, torch.stack(deltas), torch.stack(masks))
 
 
+@checked
 def split_rows(batch: PositionIds, rule: Rule) -> list[PositionIds]:
     """Return the rows of a batch without their padding: what `merge_rows` was given."""
+    if batch.ids.ndim != 3:
+        raise PositionError(
+            f"batch has ids of shape {tuple(batch.ids.shape)}; those of a batch, [axes, b, n], are required. Pass what "
+            "merge_rows returned."
+        )
     out = []
     for number in range(batch.ids.shape[1]):
         row = batch.row(number)
@@ -83,65 +89,3 @@ def split_rows(batch: PositionIds, rule: Rule) -> list[PositionIds]:
             row = PositionIds(row.ids[:, row.mask], row.next_position, delta)
         out.append(row)
     return out
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class PackedIds:
-    """Prompts end to end in one row, positions restarting with each.
-
-    Args:
-        ids: `[axes, n]`.
-        text: `[n]` int64: place of each token in its own prompt, which restarts where a document begins; not an id.
-        documents: `[n]` int64 which prompt each token belongs to.
-        cu_seqlens: `[prompts + 1]` int32 where each prompt begins, as varlen kernels take it.
-        max_seqlen: tokens of the longest prompt.
-    """
-
-    ids: Tensor
-    text: Tensor
-    documents: Tensor
-    cu_seqlens: Tensor
-    max_seqlen: int
-
-    @property
-    def four_rows(self) -> Tensor:
-        """Return `[1 + axes, 1, n]`: the text row over the ids, which is how transformers knows a packed row."""
-        return torch.cat([self.text[None].to(self.ids), self.ids]).unsqueeze(1)
-
-    def unpacked(self) -> list[Tensor]:
-        """Return the ids `[axes, n]` of every prompt."""
-        return list(self.ids.split(self.cu_seqlens.diff().tolist(), dim=-1))
-
-
-def pack_rows(rows: Sequence[PositionIds]) -> PackedIds:
-    """Return prompts packed into one row.
-
-    Args:
-        rows: `[axes, n]` each, without padding.
-
-    Raises:
-        PositionError: if there are none, or one is a batch.
-
-    Example:
-        >>> one, two = (
-        ...     PositionIds(torch.arange(n).expand(3, -1), torch.tensor(n), torch.tensor(0))
-        ...     for n in (2, 3)
-        ... )
-        >>> row = pack_rows([one, two])
-        >>> row.ids[0].tolist(), row.cu_seqlens.tolist(), row.max_seqlen
-        ([0, 1, 0, 1, 2], [0, 2, 5], 3)
-    """
-    if not rows or any(row.ids.ndim != 2 for row in rows):
-        raise PositionError(
-            f"rows holds {len(rows)} items of shapes {[tuple(row.ids.shape) for row in rows]}; at least one, [axes, n] "
-            "each, is required. Take them apart with split_rows."
-        )
-    lengths = torch.tensor([row.ids.shape[-1] for row in rows])
-    ends = F.pad(lengths.cumsum(0), (1, 0))
-    documents = torch.repeat_interleave(torch.arange(len(rows)), lengths)
-    text = torch.arange(int(ends[-1])) - ends[documents]
-    ids = torch.cat([row.ids for row in rows], -1)
-    device = ids.device
-    return PackedIds(
-        ids, text.to(device), documents.to(device), ends.int().to(device), int(lengths.max())
-    )

@@ -10,10 +10,59 @@ from bisect import bisect_left, insort
 from collections.abc import Callable, Sequence
 from typing import Literal
 
+from visionpos.errors import PositionError
+from visionpos.geometry.arguments import checked
 from visionpos.geometry.fields import check_choice
+from visionpos.geometry.grid import is_whole
 
 Method = Literal["first_fit", "best_fit"]
 Choose = Callable[[Sequence[int], int, int], list[int]]
+
+
+@checked
+def bin_lengths(
+    lengths: Sequence[int],
+    budget: int,
+    *,
+    method: Method = "best_fit",
+    largest_first: bool = True,
+    most: int | None = None,
+) -> list[list[int]]:
+    """Return which documents go into each row of `budget` tokens, in the order they lie there.
+
+    Args:
+        lengths: tokens of every document; those of `stream.length`, rounded up where each is padded.
+        budget: tokens of a row, at least the longest document.
+        method: "best_fit", the fullest row with room, or "first_fit", the first row with room.
+        largest_first: place long documents first (best-fit decreasing), which wastes least.
+        most: documents a row may hold; any number when None.
+
+    Raises:
+        PositionError: if a number is no whole number of at least 1, or a document is longer than the budget.
+
+    Example:
+        >>> bin_lengths([3, 7, 6, 4], 10)
+        [[1, 0], [2, 3]]
+
+    Reference:
+        Best-fit packing of training documents (arXiv 2404.10830).
+    """
+    for name, value in (("budget", budget), ("most", most)):
+        if not is_whole(value) and (value is not None or name == "budget"):
+            raise PositionError(f"{name} is {value!r}; a whole number of at least 1 is required.")
+    for number, length in enumerate(lengths):
+        if not is_whole(length) or length > budget:
+            raise PositionError(
+                f"lengths[{number}] is {length!r} and budget {budget}; 1 to the budget is required. Shorten the "
+                "document with truncate_stream, or raise budget."
+            )
+    rows, starts, count = placed(
+        lengths, budget, method=method, largest_first=largest_first, most=most
+    )
+    held: list[list[int]] = [[] for _ in range(count)]
+    for one in sorted(range(len(lengths)), key=starts.__getitem__):
+        held[rows[one]].append(one)
+    return held
 
 
 def placed(

@@ -51,7 +51,8 @@ class Canvas:
         box: a side or (width, height) in pixels; by default the canvas of all tiles.
         multiple: the canvas is the next multiple of each side.
         square: the canvas is the square of the longer side.
-        align: where the extra lies: "centre" (the smaller half above and left) or "end" (below and right).
+        align: where the extra lies: "centre" (the smaller half above and left), "half_even" (half of it above and left,
+            a half pixel to the even number: Pillow's ImageOps.pad) or "end" (below and right).
     """
 
     __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid"}
@@ -60,7 +61,7 @@ class Canvas:
     box: BoxSize | None = None
     multiple: int | None = None
     square: bool = False
-    align: Literal["centre", "end"] = "centre"
+    align: Literal["centre", "half_even", "end"] = "centre"
 
     def __post_init__(self) -> None:
         check_spec(self, "canvas step", box=1, multiple=1)
@@ -83,4 +84,6 @@ class Canvas:
             self.align == "centre"
         ):  # towards zero: padding and crops alike have the smaller half above
             corner = int((height - box.height) / 2), int((width - box.width) / 2)
+        elif self.align == "half_even":
+            corner = round((height - box.height) / 2), round((width - box.width) / 2)
         return replace(box, canvas_hw=(height, width), corner_yx=corner)

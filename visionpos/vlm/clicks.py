@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 from torch import Tensor
 
 from visionpos.errors import PositionError
-
-if TYPE_CHECKING:
-    from visionpos.vlm.tiling import Plan
+from visionpos.geometry.fields import check_kind
+from visionpos.vlm.plans import Plan
 
 
 def tokens_at(plan: Plan, point_yx: tuple[float, float]) -> Tensor:
@@ -36,11 +33,15 @@ def tokens_at(plan: Plan, point_yx: tuple[float, float]) -> Tensor:
         >>> tokens_at(plan, (30.0, 10.0)).tolist()
         [3]
     """
-    point = torch.tensor(point_yx, dtype=torch.float64)
+    check_kind("plan", plan, Plan)
     size = torch.tensor(plan.size_hw, dtype=torch.float64)
+    try:
+        point = torch.as_tensor(point_yx, dtype=torch.float64)
+    except (TypeError, ValueError, RuntimeError, OverflowError):  # no numbers
+        point = torch.empty(0)
     if point.shape != (2,) or not bool(((point >= 0) & (point <= size)).all()):
         raise PositionError(
-            f"point_yx is {point_yx}; (y, x) in pixels from (0, 0) to {tuple(plan.size_hw)} is required. Divide what "
+            f"point_yx is {point_yx!r}; (y, x) in pixels from (0, 0) to {tuple(plan.size_hw)} is required. Divide what "
             "was clicked by the scale at which the picture was shown."
         )
     rects = plan.token_rects()  # [n, 4]

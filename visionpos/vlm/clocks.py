@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from visionpos.errors import ConfigError
+from visionpos.vlm.box import check_spec
 
 Clock = Fraction | tuple[Fraction, ...]  # seconds of one grid step, or from the start to each step
 Array = npt.NDArray[Any]
@@ -39,6 +40,7 @@ class PerSecond:
     arithmetic: Literal["exact", "float32_step", "float32_seconds"] = "exact"
 
     def __post_init__(self) -> None:
+        check_spec(self, "PerSecond")
         if self.per_second <= 0:
             raise ConfigError(
                 f"per_second is {self.per_second}; a number of ids a second above 0 is required."

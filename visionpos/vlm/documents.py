@@ -39,17 +39,32 @@ def cumulative_lengths(documents: Tensor) -> tuple[Tensor, int]:
     return ends.to(torch.int32), longest
 
 
-def document_mask(documents: Tensor) -> Tensor:
+def pieces_of(documents: Tensor) -> Tensor:
+    """Return `[rows, n]` int64: pieces of a row counted from its left, for rows in which padding lies in several.
+
+    Example:
+        >>> pieces_of(torch.tensor([[5, -1, 7, -1, -1]])).tolist()
+        [[0, 1, 2, 3, 3]]
+    """
+    return _begins(documents).cumsum(-1) - 1
+
+
+def document_mask(documents: Tensor, *, causal: bool = False) -> Tensor:
     """Return `[rows, 1, n, n]` bool, True where a query may see a key; grows as n x n.
+
+    Args:
+        documents: `[rows, n]`.
+        causal: hide later places.
 
     Example:
         >>> document_mask(torch.tensor([[0, 0, 1]]))[0, 0].int().tolist()
         [[1, 1, 0], [1, 1, 0], [0, 0, 1]]
     """
-    return (documents.unsqueeze(-1) == documents.unsqueeze(-2)).unsqueeze(1)
+    same = (documents.unsqueeze(-1) == documents.unsqueeze(-2)).unsqueeze(1)
+    return same.tril() if causal else same
 
 
-def document_blocks(documents: Tensor, block: int = 128) -> BlockMask:
+def document_blocks(documents: Tensor, block: int = 128, *, causal: bool = False) -> BlockMask:
     """Return the block mask of `document_mask`, for `flex_attention`.
 
     The same mask as `create_block_mask` gives for the rule "same document", but read off the first and last document
@@ -58,6 +73,7 @@ def document_blocks(documents: Tensor, block: int = 128) -> BlockMask:
     Args:
         documents: `[rows, n]`.
         block: tokens a side of a block; FlexAttention's own 128, or a multiple of it for its compiled kernels.
+        causal: hide later places.
 
     Raises:
         PositionError: if `block` is no whole number of at least 1.
@@ -84,15 +100,21 @@ def document_blocks(documents: Tensor, block: int = 128) -> BlockMask:
     meets = (low.unsqueeze(-1) <= high.unsqueeze(-2)) & (low.unsqueeze(-2) <= high.unsqueeze(-1))
     pure = (low == high) & (firsts + block <= n)
     full = meets & pure.unsqueeze(-1) & pure.unsqueeze(-2)
+    if causal:
+        meets = meets & (firsts <= lasts.unsqueeze(-1))  # [queries, keys]: some key is not later
+        full = full & (lasts <= firsts.unsqueeze(-1))  # no key is later
 
     def same_document(row: Tensor, _head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         return documents[row, query] == documents[row, key]
+
+    def same_and_earlier(row: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        return same_document(row, head, query, key) & (query >= key)
 
     return BlockMask.from_kv_blocks(
         *_listed(meets & ~full),
         *_listed(full),
         BLOCK_SIZE=block,
-        mask_mod=same_document,
+        mask_mod=same_and_earlier if causal else same_document,
         seq_lengths=(n, n),
     )
 

@@ -9,10 +9,12 @@ import torch
 from torch import Tensor
 
 from visionpos.errors import PositionError
+from visionpos.geometry.arguments import checked
 from visionpos.geometry.grid import Grid
 from visionpos.vlm.runs import checked_grids, counted, grid_sides, is_array, run, spread
 
 
+@checked
 def drop_rates(
     images: int, *, mean: float, std: float, most: float = 1.0, generator: torch.Generator
 ) -> Tensor:
@@ -56,6 +58,7 @@ def drop_rates(
     return torch.from_numpy(drawn) * most
 
 
+@checked
 def keep_tokens(
     grids: Sequence[Grid], rates: float | Tensor, *, generator: torch.Generator
 ) -> Tensor:

@@ -14,9 +14,10 @@ from torch import Tensor
 
 from visionpos.errors import PositionError
 from visionpos.geometry import Rotation
+from visionpos.geometry.arguments import checked
 from visionpos.vlm.clips import sampled_frames
 from visionpos.vlm.grammar import FamilySpec, VideoSpec
-from visionpos.vlm.ids import PositionIds, ids_from_tokens, stream_ids
+from visionpos.vlm.ids import PositionIds, placed_tokens, stream_ids
 from visionpos.vlm.inputs import Grids
 from visionpos.vlm.instants import Seconds
 from visionpos.vlm.language import LanguageSpec
@@ -25,6 +26,7 @@ from visionpos.vlm.rotary import Accuracy, language_freqs, language_rotation
 from visionpos.vlm.rules import Rule
 from visionpos.vlm.segments import Audio, Image, Segment, Special, Text, Video
 from visionpos.vlm.serialize import image_runs, text_run, tokenised, video_runs
+from visionpos.vlm.sound import AudioSpec, audio_runs, clip_with_sound
 from visionpos.vlm.stream import Marker, Run, TokenStream
 from visionpos.vlm.tiling import Plan, media_plan
 from visionpos.vlm.tokens import Tokenizer
@@ -80,7 +82,7 @@ class Family:
         """Return the token stream of a prompt.
 
         Args:
-            segments: `Text`, `Image`, `Video` and `Special` in reading order.
+            segments: `Text`, `Image`, `Video`, `Audio` and `Special` in reading order.
             tokenizer: from text to ids: a tokenizer with `encode`, a callable, or a mapping. Neighbouring texts are
                 joined before it sees them. Without one, a text counts one token for each whitespace-separated word, and
                 `stream.text_is_symbolic` is True.
@@ -109,6 +111,7 @@ class Family:
                 raise PositionError(f"segment {number}: {error}") from None
         return TokenStream(tokenised(runs, tokenizer))
 
+    @checked
     def position_ids(self, stream: TokenStream) -> PositionIds:
         """Return where every token of a stream stands.
 
@@ -154,7 +157,7 @@ class Family:
         Raises:
             PositionError: naming row, item, expected and found, if types, mask, grids and times do not fit together.
         """
-        return ids_from_tokens(
+        return placed_tokens(
             input_ids,
             modality,
             image_grids,
@@ -170,6 +173,7 @@ class Family:
         """Return `[axes, pairs]` float32 radians per position, zero where an axis does not drive a pair."""
         return language_freqs(self._language(), torch.float32)
 
+    @checked
     def rotation(self, ids: Tensor, accuracy: Accuracy | None = None) -> Rotation:
         """Return the rotation of the language model's queries and keys.
 
@@ -230,9 +234,12 @@ class Family:
             return image_runs(plan, spec.stream, segment=number, cell=spec.cell, index=index)
         if isinstance(segment, Video):
             plan, video = self.plan(segment), self._video()
-            return video_runs(plan, video.stream, segment=number, cell=video.cell)
+            clip = video_runs(plan, video.stream, segment=number, cell=video.cell)
+            if segment.audio is None:
+                return clip
+            return clip_with_sound(clip, segment.audio, self._audio(), self._rule(), segment=number)
         if isinstance(segment, Audio):
-            raise PositionError(f"Audio is given and {self.name} takes no audio. Leave it out.")
+            return audio_runs(segment, self._audio(), segment=number)
         raise PositionError(
             f"{segment!r} is no segment; Text, Image, Video, Audio or Special is required. Wrap a string in Text()."
         )
@@ -241,6 +248,11 @@ class Family:
         if self.spec.video is None:
             raise PositionError(f"{self.name} takes no video. Pass its frames as Images.")
         return self.spec.video
+
+    def _audio(self) -> AudioSpec:
+        if self.spec.audio is None:
+            raise PositionError(f"Audio is given and {self.name} takes no audio. Leave it out.")
+        return self.spec.audio
 
     def _rule(self) -> Rule:
         if self.spec.rule is None:
@@ -252,7 +264,9 @@ class Family:
     def _language(self) -> LanguageSpec:
         if self.spec.language is None:
             raise PositionError(
-                f"{self.name} has no rotary layout in its data. Add `language:` by overlay."
+                f"{self.name} has no rotary layout in its data: it differs from checkpoint to checkpoint. Add the "
+                "checkpoint's by overlay, such as {'language': {'head_dim': 128, 'theta': 10000.0, 'sections': [64], "
+                "'order': 'contiguous', 'pairing': 'half'}}; sections sum to head_dim / 2, one an axis of the ids."
             )
         return self.spec.language
 
@@ -279,10 +293,11 @@ def family(
         >>> family("qwen3_vl").dialects
         ('vendor', 'qwen_vl_utils', 'transformers')
     """
-    found = resolve(name, dialect or VENDOR, variant, overlay or {})
+    dialect = VENDOR if dialect is None else dialect
+    found = resolve(name, dialect, variant, {} if overlay is None else overlay)
     return Family(
         name=name,
-        dialect=dialect or VENDOR,
+        dialect=dialect,
         variant=variant,
         dialects=found.dialects,
         variants=found.variants,

@@ -11,6 +11,8 @@ from fractions import Fraction
 from math import floor
 from typing import Any, ClassVar, Literal
 
+import numpy as np
+
 from visionpos.errors import PositionError
 from visionpos.vlm.box import ROUNDING, Arithmetic, Box, BoxSize, Number, Rounding, check_spec
 
@@ -106,12 +108,14 @@ class Fit:
         rounding: of both sides after scaling.
         at_least: smallest side in pixels.
         cover: scale to cover the box instead of fitting into it; then sides may exceed it.
+        longest: bring the longer side to the box, whatever the other one becomes before it is cut to the box (Phi-3.5).
         even: lift an odd shorter side by one (the height of a square).
         at_most_upscale_to: the box of each axis is first cut to the side itself, or to this many pixels if that is
             more: a small picture grows to at most so many (Llama 4).
         arithmetic: "exact"; "float64" sets the limiting side and multiplies the other by the factor; "float64_both"
             multiplies both (Fuyu), "float64_divided" divides both (Pixtral); "float64_ratio" sets the limiting side and
-            derives the other by width / height (Idefics).
+            derives the other by width / height (Idefics); "float64_share" divides the other by the limiting one first
+            (Pillow's ImageOps.contain, Ovis2); "float32_both" multiplies both in float32 (Molmo).
     """
 
     __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid"}
@@ -122,11 +126,12 @@ class Fit:
     rounding: Rounding = "floor"
     at_least: int = 0
     cover: bool = False
+    longest: bool = False
     even: bool = False
     at_most_upscale_to: int | None = None
-    arithmetic: Literal["exact", "float64", "float64_both", "float64_divided", "float64_ratio"] = (
-        "exact"
-    )
+    arithmetic: Literal[
+        "exact", "float64", "float64_both", "float64_divided", "float64_ratio", "float64_share", "float32_both",
+    ] = "exact"  # fmt: skip
 
     def __post_init__(self) -> None:
         check_spec(self, "fit step", box=1, at_least=0, at_most_upscale_to=1)
@@ -155,24 +160,33 @@ class Fit:
         if self.arithmetic == "float64_both":
             scale = (max if self.cover else min)(limit_h / high, limit_w / wide)
             return rounded(high * scale), rounded(wide * scale)
+        if self.arithmetic == "float32_both":
+            sides = np.array([high, wide], dtype=np.float32)
+            shares = np.array([limit_h, limit_w], dtype=np.float32) / sides
+            tall, broad = (sides * (shares.max() if self.cover else shares.min())).tolist()
+            return rounded(tall), rounded(broad)
         if self.arithmetic == "float64_divided":
             shrunk = (min if self.cover else max)(high / limit_h, wide / limit_w)
             return rounded(high / shrunk), rounded(wide / shrunk)
         # The picture is wider than its box: then the width is the side that is fitted, or with cover the height.
-        if self.arithmetic == "float64":
+        if self.longest:
+            wider = (wide >= high) != self.cover
+        elif self.arithmetic == "float64":
             wider = limit_w / wide < limit_h / high
         else:
             wider = wide * limit_h > high * limit_w
         if wider != self.cover:
             by_ratio = limit_w / (wide / high)
             return rounded(self._other(high, wide, limit_w, by_ratio)), limit_w
-        by_ratio = limit_h * (wide / high)
+        by_ratio = limit_h / (high / wide) if self.longest else limit_h * (wide / high)
         return limit_h, rounded(self._other(wide, high, limit_h, by_ratio))
 
     def _other(self, side: int, fitted: int, limit: int, by_ratio: float) -> Number:
         """Return the side that follows when the other one goes to its limit."""
         if self.arithmetic == "exact":
             return Fraction(side * limit, fitted)
+        if self.arithmetic == "float64_share":
+            return side / fitted * limit
         return side * (limit / fitted) if self.arithmetic == "float64" else by_ratio
 
 

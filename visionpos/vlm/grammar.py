@@ -19,6 +19,7 @@ from visionpos.vlm.picking import PickSpec
 from visionpos.vlm.pixel_spec import PixelSpec
 from visionpos.vlm.resize import Step
 from visionpos.vlm.rules import Rule
+from visionpos.vlm.sound import AudioSpec
 from visionpos.vlm.tower import TowerSpec
 
 Cover = Literal["floor", "ceil"]
@@ -176,6 +177,7 @@ class FamilySpec:
         stream: how an image is written.
         rule: the position rule; None for an encoder alone, or where no rule is in the data yet.
         video: what is done with clips; None if the family takes none.
+        audio: what is done with sound; None if the family takes none.
         pixels: how pixels are resampled, padded and normalised; None where it is not in the data yet.
         language: the rotary layout; None if ids do not turn channels.
         tower: order and attention of the vision tower; None where it is not in the data.
@@ -190,6 +192,7 @@ class FamilySpec:
     stream: StreamSpec
     rule: Rule | None = None
     video: VideoSpec | None = None
+    audio: AudioSpec | None = None
     pixels: PixelSpec | None = None
     language: LanguageSpec | None = None
     tower: TowerSpec | None = None
@@ -197,6 +200,10 @@ class FamilySpec:
 
     def __post_init__(self) -> None:
         check_name("cell", self.cell)
+        if self.audio is not None and (self.rule is None or self.rule.audio == "none"):
+            raise ConfigError(
+                "audio is given and rule.audio is 'none'; ids of sound are required. Set rule: {audio: text}."
+            )
         shown = {"global": self.views.global_, "tiles": self.views.pick}
         for node, view in shown.items():
             if view is not None and node not in self.stream.order:

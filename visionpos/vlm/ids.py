@@ -6,7 +6,7 @@ row that depends on its neighbours.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,16 +14,20 @@ import torch
 from torch import Tensor
 
 from visionpos.errors import PositionError
+from visionpos.geometry.arguments import checked
 from visionpos.vlm.clocks import Array
 from visionpos.vlm.increments import index_steps
 from visionpos.vlm.inputs import Grids, checked_tokens, clip_clocks, token_grids
 from visionpos.vlm.instants import Seconds
+from visionpos.vlm.lines import line_ids, pieces_of, stepped, write_rings
+from visionpos.vlm.padding import repadded
 from visionpos.vlm.rings import ring
-from visionpos.vlm.rules import Delta, Rule, times
-from visionpos.vlm.stream import IMAGE, VIDEO, TokenStream
-from visionpos.vlm.token_units import units_of_tokens
-from visionpos.vlm.units import Units, ranges, units_of_stream
+from visionpos.vlm.rules import Delta, Rule
+from visionpos.vlm.stream import AUDIO, IMAGE, VIDEO, TokenStream
+from visionpos.vlm.token_units import units_of_tokens, units_of_woven
+from visionpos.vlm.units import Units, units_of_stream
 from visionpos.vlm.views_ids import views_ids
+from visionpos.vlm.woven import Woven
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -51,6 +55,7 @@ class PositionIds:
         )
 
 
+@checked
 def stream_ids(stream: TokenStream, rule: Rule) -> PositionIds:
     """Return the position ids of a stream.
 
@@ -75,12 +80,14 @@ def stream_ids(stream: TokenStream, rule: Rule) -> PositionIds:
         lengths = np.array([stream.length])
         delta = _delta(ids, following, lengths, rule.delta, stream.length)
     else:
-        units = units_of_stream(stream, rule)
+        woven = rule.audio_in_video is not None and bool((stream.modality == AUDIO).any())
+        units = (units_of_woven if woven else units_of_stream)(stream, rule)
         ids, following, delta = _placed(units, rule, padded=stream.length)
     batch = (torch.from_numpy(part) for part in (ids[:, None], following, delta))
     return PositionIds(*batch).row(0)
 
 
+@checked
 def ids_from_tokens(
     input_ids: Tensor,
     modality: Tensor,
@@ -119,6 +126,30 @@ def ids_from_tokens(
         >>> ids_from_tokens(types, types, [[1, 4, 6]], rule=rule, merge=2).ids[1].tolist()
         [0, 1, 1, 1, 2, 2, 2, 4]
     """
+    return placed_tokens(
+        input_ids,
+        modality,
+        image_grids,
+        video_grids,
+        attention_mask,
+        seconds_per_grid,
+        rule=rule,
+        merge=merge,
+    )
+
+
+def placed_tokens(
+    input_ids: Tensor,
+    modality: Tensor,
+    image_grids: Grids | None,
+    video_grids: Grids | None,
+    attention_mask: Tensor | None,
+    seconds_per_grid: Seconds | Sequence[Seconds] | Tensor | None,
+    *,
+    rule: Rule,
+    merge: int | tuple[int, int],
+) -> PositionIds:
+    """Return the same, for callers that have looked at their arguments."""
     if rule.place != "unit":
         raise PositionError(
             f"the rule has place {rule.place!r}; token types and grids do not say which tile stands where. "
@@ -135,145 +166,112 @@ def ids_from_tokens(
     timed = rule.counts_seconds and len(grids[VIDEO]) > 0
     clocks = clip_clocks(seconds_per_grid, len(grids[VIDEO])) if timed else ()
     units = units_of_tokens(types, keep, grids, clocks, rule)
-    placed, following, delta = _placed(units, rule, padded=types.shape[1])
-    ids = placed
-    if not keep.all():
-        ids = np.full((len(rule.axes), types.size), rule.pad_id, dtype=rule.dtype)
-        ids[:, keep.ravel()] = placed
-    ids = ids.reshape(len(rule.axes), *types.shape)
+    ids, following, delta = _placed(units, rule, padded=types.shape[1])
+    if keep is None:
+        ids = ids.reshape(len(rule.axes), *types.shape)
+    else:
+        ids = repadded(ids, keep, rule.pad_id)
+    kept = np.ones(types.shape, dtype=bool) if keep is None else keep
     device = input_ids.device
     batch = PositionIds(
         torch.from_numpy(ids).to(device),
         torch.from_numpy(following).to(device),
         torch.from_numpy(delta).to(device),
-        None if attention_mask is None else torch.from_numpy(keep).to(device),
+        None if attention_mask is None else torch.from_numpy(kept).to(device),
     )
     return batch.row(0) if input_ids.ndim == 1 else batch
 
 
 def _placed(units: Units, rule: Rule, *, padded: int) -> tuple[Array, Array, Array]:
     """Return ids `[axes, tokens of all rows]`, and next position and delta, `[b]` each."""
-    frames, height, width = units.shape.T
+    shape, rows, sizes = units.shape, units.row_lengths, units.sizes
+    frames, height, width = shape.T
     tau = rule.frame_offsets(frames, np.maximum(height, width), units.clocks)
     last_tau = tau[np.cumsum(frames) - 1]
-    step = index_steps(units, rule)
-    advance = rule.advance(units.shape, last_tau, _stepped(units.sizes, *step)).astype(rule.dtype)
+    step = index_steps(units, rule) if "index" in rule.axes else None
+    reach = rule.reach(shape, last_tau, sizes if step is None else stepped(sizes, *step))
+    advance = rule.advance(shape, last_tau, reach).astype(rule.dtype)
     rings = None
     if rule.circle is not None:
-        rings = [ring(rule.circle, *side) for side in units.shape[:, 1:].tolist()]
-        reach = np.array([one.max() for one in rings])
-        advance = reach + last_tau + 1
+        rings = [ring(rule.circle, *side) for side in shape[:, 1:].tolist()]
+        advance = np.array([one.max() for one in rings]) + last_tau + 1
     for unit, woven in units.woven.items():
         if woven.ends_in_audio:
             advance[unit] = len(woven.audio)
     # A unit moves what follows it by advance - tokens from its place in the row: one cumulative sum gives every start.
-    move = advance - units.spans
+    spans, first = units.spans if units.woven else sizes, units.first_of_row
+    move = advance - spans
     moved: Array = np.cumsum(move)
-    moved = moved - (moved - move)[units.first_of_row]
-    text = _text_positions(units, moved)
-    ids: Array = np.empty((len(rule.axes), len(text)), dtype=rule.dtype)
-    ids[:] = text
-    start = text[units.start]
-    _write_cells(ids, units, start, tau, rule, step, rings)
+    moved = moved - (moved - move)[first]
+    before = np.zeros_like(moved)
+    np.copyto(before[1:], moved[:-1], where=first[1:] != np.arange(1, len(first)))
+    start = before - (np.cumsum(rows) - rows)[units.row] + units.start
+    ids = line_ids(pieces_of(units, spans, moved), start, tau, rule, step)
+    if rings is not None:
+        write_rings(ids, units, start, tau, rings)
     for unit, woven in units.woven.items():
-        woven.write(ids, units.start[unit], start[unit], start[unit] + advance[unit])
-    following = units.row_lengths.astype(rule.dtype)
+        stands = start[unit], advance[unit]
+        _write_woven(ids, units, unit, woven, stands, tau, rule)
+    following = rows.astype(rule.dtype)
     np.add.at(following, units.row, move)
-    return ids, following, _delta(ids, following, units.row_lengths, rule.delta, padded)
+    if rule.origin == "zero" or ids.dtype != np.int64 or units.woven:
+        return ids, following, _delta(ids, following, rows, rule.delta, padded)
+    # Text never falls, so what stands highest is the last token or a cell of some unit.
+    highest = following.copy()
+    np.maximum.at(highest, units.row, start + reach + 1)
+    return ids, following, _delta(highest, following, rows, rule.delta, padded)
 
 
-def _stepped(values: Array, above: Array, below: Array) -> Array:
-    """Return values * above / below, int64 where every step is whole, else float64 rounded once."""
-    return np.asarray(values * above if (below == 1).all() else values * above / below)
-
-
-def _text_positions(units: Units, moved: Array) -> Array:
-    """Return `[tokens]`: where each token would stand if it were text.
-
-    Args:
-        units: grids and rows.
-        moved: `[units]` by how much the units of the row, up to and with this one, moved what follows.
-    """
-    row_start = np.cumsum(units.row_lengths) - units.row_lengths
-    cut = np.concatenate([units.start + units.spans, row_start])
-    value = np.concatenate([moved, np.zeros(len(row_start), dtype=moved.dtype)])
-    # Stable: where a unit ends its row, the 0 of the next row comes last and holds.
-    order = np.argsort(cut, kind="stable")
-    total = int(units.row_lengths.sum())
-    row = np.concatenate([units.row, np.arange(len(row_start))])
-    off = (value - row_start[row])[order]
-    text: Array = np.repeat(off, np.diff(np.append(cut[order], total)))
-    text += np.arange(total)
-    return text
-
-
-def _write_cells(
+def _write_woven(
     ids: Array,
     units: Units,
-    start: Array,
+    unit: int,
+    woven: Woven,
+    stands: tuple[float, float],
     tau: Array,
     rule: Rule,
-    step: tuple[Array, Array],
-    rings: Sequence[Array] | None,
 ) -> None:
-    """Write the ids of every cell into `ids [axes, tokens]`.
+    """Write the ids of a clip with sound: its cells as if they stood side by side, then what stands between them.
 
     Args:
-        ids: written in place at the cells.
+        ids: `[axes, tokens]`, written in place.
         units: grids and rows.
-        start: `[units]` position s of each unit.
+        unit: which of them.
+        woven: its tokens.
+        stands: position s of the clip, and by how much it moves what follows.
         tau: `[sum of frames]` time offset of every frame of every unit.
         rule: the position rule.
-        step: what one cell of each unit adds to `index`, as numerators and denominators, `[units]` each.
-        rings: `[3, cells of a frame]` of each unit, where the rule lays cells on a circle.
     """
-    frames, height, width = units.shape.T
-    # A line is a row of cells: what is the same along it is computed once and repeated.
-    unit, line = ranges(frames * height)
-    frame, row = np.divmod(line, height[unit])
-    offset, s, cells = tau[(np.cumsum(frames) - frames)[unit] + frame], start[unit], width[unit]
-    count = np.arange(int(cells.sum()))
-    first = np.cumsum(cells) - cells
-    origin = {"start": s, "time": s + offset, "zero": np.zeros_like(s)}[rule.origin]
-    centre = [(side - 1) // 2 if rule.centre else 0 for side in (height[unit], cells)]
-    values: dict[str, Callable[[], Array]] = {
-        "index": lambda: _index_of_cells(units, start, step),
-        "time": lambda: np.repeat(s + offset, cells),
-        "row": lambda: np.repeat(origin + times(row, rule.row_step) - centre[0], cells),
-        "col": lambda: (
-            np.repeat(origin - centre[1], cells)
-            + times(count - np.repeat(first, cells), rule.col_step)
-        ),
-        "ordinal": lambda: np.repeat(np.arange(len(start)) - units.first_of_row, units.sizes),
-    }
-    at = count + np.repeat(units.start - (np.cumsum(units.sizes) - units.sizes), units.sizes)
-    for one, woven in units.woven.items():
-        begin = int(units.sizes[:one].sum())
-        at[begin : begin + len(woven.cells)] = units.start[one] + woven.cells
-    if rings is not None:
-        stacked = [np.tile(one, many) for one, many in zip(rings, frames, strict=True)]
-        around = np.concatenate([np.zeros((3, 0)), *stacked], axis=1)
-        ids[:, at] = np.repeat(s + offset, cells) + around
-        return
-    for out, axis in zip(ids, rule.axes, strict=True):
-        out[at] = values[axis]()
+    position, advance = stands
+    alone = units.alone(unit)
+    frames = np.cumsum(units.shape[:, 0])
+    mine = tau[frames[unit] - units.shape[unit, 0] : frames[unit]]
+    start = np.array([position], dtype=ids.dtype)
+    pieces = pieces_of(alone, alone.sizes, np.zeros_like(start))
+    inside = line_ids(pieces, start, mine, rule, None)  # a rule that weaves counts no index
+    ids[:, units.start[unit] + woven.cells] = inside
+    woven.write(ids, units.start[unit], position, position + advance)
 
 
-def _index_of_cells(units: Units, start: Array, step: tuple[Array, Array]) -> Array:
-    """Return `[cells]`: s - 1 + n * step of every cell, n counting from 1."""
-    unit, cell = ranges(units.sizes)
-    return start[unit] - 1 + _stepped(cell + 1, *(part[unit] for part in step))
+def _delta(highest: Array, following: Array, lengths: Array, delta: Delta, padded: int) -> Array:
+    """Return `[b]` what decoding adds to a token count.
 
-
-def _delta(ids: Array, following: Array, lengths: Array, delta: Delta, padded: int) -> Array:
-    """Return `[b]` what decoding adds to a token count."""
+    Args:
+        highest: `[b]` one past the largest id of each row; or the ids themselves, `[axes, tokens]`.
+        following: `[b]` next position.
+        lengths: `[b]` tokens of each row.
+        delta: the convention.
+        padded: length of the padded row.
+    """
     if delta.from_ == "none":
         return np.zeros_like(following)
     base = following
-    if delta.from_ == "max":
+    if delta.from_ == "max" and highest.ndim == 2:
         base, filled = np.zeros_like(following), lengths > 0
         if filled.any():
             row_start = (np.cumsum(lengths) - lengths)[filled]
-            base[filled] = np.maximum.reduceat(ids, row_start, axis=1).max(0) + 1
+            base[filled] = np.maximum.reduceat(highest, row_start, axis=1).max(0) + 1
+    elif delta.from_ == "max":
+        base = highest
     taken: Array = np.full_like(lengths, padded) if delta.minus == "padded" else lengths
     return base - taken

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from visionpos.errors import PositionError
+from visionpos.geometry.arguments import checked
 from visionpos.vlm.clocks import Array
 from visionpos.vlm.rules import Rule
 from visionpos.vlm.units import Units
@@ -28,13 +29,14 @@ def index_steps(units: Units, rule: Rule) -> tuple[Array, Array]:
     """
     count = len(units.row)
     if isinstance(rule.cell_step, tuple):
-        media = int(units.medium.max()) + 1 if count else 0
+        medium = units.medium
+        media = int(medium[-1]) + 1 if count else 0
         if len(rule.cell_step) != media:
             raise PositionError(
                 f"cell_step holds {len(rule.cell_step)} steps for {media} images and clips; one each is required. "
                 "Draw them with drawn_steps."
             )
-        steps = [rule.cell_step[medium] for medium in units.medium]
+        steps = [rule.cell_step[one] for one in medium]
     elif rule.cell_span is not None:
         steps = [rule.cell_span / int(cells) for cells in units.sizes]
     else:
@@ -44,6 +46,7 @@ def index_steps(units: Units, rule: Rule) -> tuple[Array, Array]:
     return above, np.array([step.denominator for step in steps], dtype=np.int64)
 
 
+@checked
 def drawn_steps(
     count: int, generator: torch.Generator, choices: Sequence[Fraction] = V2PE_STEPS
 ) -> tuple[Fraction, ...]:
@@ -61,5 +64,9 @@ def drawn_steps(
     Reference:
         V2PE (arXiv 2412.09616): 1, 1/2, ... 1/256, one an image (v2pe_rnd).
     """
+    if count < 0 or not choices:
+        raise PositionError(
+            f"count is {count} and choices hold {len(choices)} increments; at least 0 and 1 are required. Correct them."
+        )
     at = torch.randint(len(choices), (count,), generator=generator)
     return tuple(choices[one] for one in at.tolist())

@@ -18,13 +18,15 @@ from visionpos.vlm.instants import Seconds, checked_step, exact
 from visionpos.vlm.pieces import AUDIO, MODALITY_NAMES
 from visionpos.vlm.rules import Rule
 
-Grids = Tensor | Sequence[Sequence[int]]
+Grids = (
+    Tensor | Sequence[Sequence[float]] | Sequence[float]
+)  # [items, 3] whole numbers, checked with its own words
 
 
 def checked_tokens(
     input_ids: Tensor, modality: Tensor, attention_mask: Tensor | None, rule: Rule
-) -> tuple[Array, Array]:
-    """Return types and which tokens are no padding, `[b, n]` each, after checking that they agree.
+) -> tuple[Array, Array | None]:
+    """Return types and which tokens are no padding, `[b, n]` each, None for all, after checking that they agree.
 
     Args:
         input_ids: `[n]` or `[b, n]`; only its shape is read.
@@ -36,41 +38,64 @@ def checked_tokens(
         PositionError: if shapes differ, a value is out of range, padding is typed as a placeholder, or there is sound
             and the rule takes none.
     """
-    mask = torch.ones_like(modality) if attention_mask is None else attention_mask
-    shapes = [tuple(part.shape) for part in (input_ids, modality, mask)]
-    if input_ids.ndim not in (1, 2) or len(set(shapes)) != 1:
+    given = (input_ids, modality, *([] if attention_mask is None else [attention_mask]))
+    if not all(isinstance(part, Tensor) for part in given):
+        kinds = ", ".join(type(part).__name__ for part in given)
         raise PositionError(
-            f"input_ids, modality and attention_mask have shapes {shapes[0]}, {shapes[1]} and {shapes[2]}; one shape, "
-            "[n] or [b, n], is required. Pad all of them on the same side to the same length."
+            f"input_ids, modality and attention_mask are {kinds}; tensors are required. Use torch.as_tensor."
         )
-    types, keep = (torch.atleast_2d(part).cpu().numpy() for part in (modality, mask))
-    if types.size and not 0 <= types.min() <= types.max() < len(MODALITY_NAMES):
+    if input_ids.ndim not in (1, 2) or len({part.shape for part in given}) != 1:
+        shapes = ", ".join(str(tuple(part.shape)) for part in given)
+        raise PositionError(
+            f"input_ids, modality and attention_mask have shapes {shapes}; one shape, [n] or [b, n], is required. Pad "
+            "all of them on the same side to the same length."
+        )
+    types = _rows_of(modality)
+    largest = _largest(types)
+    if largest >= len(MODALITY_NAMES):
         row, at = np.argwhere((types < 0) | (types >= len(MODALITY_NAMES)))[0]
         raise PositionError(
             f"modality is {types[row, at]} at row {row}, token {at}; 0 text, 1 image, 2 video or 3 audio is required. "
             "Pass mm_token_type_ids, not token ids."
         )
-    if keep.size and not 0 <= keep.min() <= keep.max() <= 1:
+    if rule.audio == "none" and largest == AUDIO:
+        raise PositionError(
+            f"modality is {AUDIO} (audio) in row {np.argwhere(types == AUDIO)[0][0]}; this family takes no audio. "
+            "Type those tokens 0 if they are text."
+        )
+    keep = None if attention_mask is None else _rows_of(attention_mask)
+    if keep is None or (keep.size and keep.min() == keep.max() == 1):
+        return types, None
+    if _largest(keep) > 1:
         row, at = np.argwhere((keep != 0) & (keep != 1))[0]
         raise PositionError(
             f"attention_mask is {keep[row, at]} at row {row}, token {at}; 0 or 1 is required. "
             "Split packed documents into rows first: ids restart with each."
         )
     keep = keep.astype(bool)
-    wrong = (types != 0) > keep if attention_mask is not None else keep[:0]
+    wrong = types.astype(bool) & ~keep
     if wrong.any():
         row, at = np.argwhere(wrong)[0]
         raise PositionError(
             f"modality is {types[row, at]} at row {row}, token {at}, which attention_mask calls padding; padding must "
             "be 0. Pad modality on the same side as input_ids."
         )
-    if rule.audio == "none" and types.size and types.max() == AUDIO:
-        wrong = types == AUDIO
-        raise PositionError(
-            f"modality is {AUDIO} (audio) in row {np.argwhere(wrong)[0][0]}; this family takes no audio. "
-            "Type those tokens 0 if they are text."
-        )
     return types, keep
+
+
+def _rows_of(part: Tensor) -> Array:
+    """Return a tensor `[n]` or `[b, n]` as an array `[b, n]`."""
+    array: Array = part.detach().cpu().numpy()
+    return array if array.ndim == 2 else array[None]
+
+
+def _largest(values: Array) -> float:
+    """Return the largest value; a negative whole number counts as larger than all others, and so does NaN."""
+    if not values.size:
+        return 0
+    if values.dtype.kind in "iu" and values.flags.c_contiguous:
+        return int(values.view(f"u{values.itemsize}").max())  # one pass over the tokens
+    return float(values.max()) if values.min() >= 0 and (values % 1 == 0).all() else np.inf
 
 
 def token_grids(grids: Grids | None, name: str, *, merge: int, frames: int = 1) -> Array:
@@ -86,7 +111,15 @@ def token_grids(grids: Grids | None, name: str, *, merge: int, frames: int = 1) 
         PositionError: if the shape is not `[items, 3]`, a side is below 1 or no multiple of merge, or an image has
             several frames.
     """
-    table = np.asarray(torch.as_tensor(grids if grids is not None else []).cpu(), dtype=np.float64)
+    if grids is None:
+        return np.zeros((0, 3), dtype=np.int64)
+    try:
+        table = np.asarray(grids.cpu() if isinstance(grids, Tensor) else torch.as_tensor(grids))
+    except (TypeError, ValueError, RuntimeError):
+        raise PositionError(
+            f"{name} is {grids!r}; [items, 3] with frames, height, width in patches is required. Pass the processor's "
+            "grid_thw."
+        ) from None
     if table.size == 0:
         return np.zeros((0, 3), dtype=np.int64)
     if table.ndim != 2 or table.shape[1] != 3:
@@ -94,19 +127,22 @@ def token_grids(grids: Grids | None, name: str, *, merge: int, frames: int = 1) 
             f"{name} has shape {table.shape}; [items, 3] with frames, height, width in patches is required. "
             "Pass the processor's grid_thw."
         )
-    wrong = (table < 1) | (table % [1, merge, merge] != 0)
-    if wrong.any():
-        item = int(np.argmax(wrong.any(1)))
+    unit = np.array([1, merge, merge])
+    cells, rest = np.divmod(table, unit)
+    if rest.any() or table.min() < 1:
+        item = int(np.argmax(((table < 1) | (rest != 0)).any(1)))
         raise PositionError(
-            f"{name}[{item}] is {tuple(table[item].tolist())}; at least one whole frame, and sides that are multiples "
-            f"of merge {merge}, are required. Pass patch grids, not merged ones."
+            f"{name}[{item}] is {tuple(table[item].astype(float).tolist())}; at least one whole frame, and sides that "
+            f"are multiples of merge {merge}, are required. Pass patch grids, not merged ones."
         )
     if name == "image_grids" and (table[:, 0] != 1).any():
         item = int(np.argmax(table[:, 0] != 1))
         raise PositionError(
             f"image_grids[{item}] has {int(table[item, 0])} frames; an image has one. Pass clips as video_grids."
         )
-    return np.maximum(table // [frames, merge, merge], 1).astype(np.int64)
+    if frames > 1:
+        cells[:, 0] = np.maximum(cells[:, 0] // frames, 1)
+    return cells.astype(np.int64, copy=False)
 
 
 def clip_clocks(
@@ -126,7 +162,11 @@ def clip_clocks(
             f"seconds_per_grid is None for {clips} videos; this position rule counts seconds. "
             "Pass temporal_patch / sampled_fps of each (transformers silently takes 1.0)."
         )
-    given = list(seconds) if isinstance(seconds, Iterable) else [seconds] * clips
+    given: list[Seconds | Tensor]
+    if isinstance(seconds, Iterable) and not (isinstance(seconds, Tensor) and seconds.ndim == 0):
+        given = list(seconds)
+    else:
+        given = [seconds] * clips
     if len(given) != clips:
         raise PositionError(
             f"seconds_per_grid holds {len(given)} values for {clips} videos; one a video is required. "
@@ -139,7 +179,14 @@ def _step(seconds: Seconds | Tensor, name: str) -> Fraction:
     """Return the exact seconds of one grid step, from a number or an item of a tensor or array."""
     if isinstance(seconds, int | float | Fraction):
         return exact(checked_step(seconds, name))
-    item = torch.as_tensor(seconds)
+    try:
+        item = torch.as_tensor(seconds)
+    except (TypeError, ValueError, RuntimeError):
+        item = torch.empty(0)
+    if item.numel() != 1:
+        raise PositionError(
+            f"{name} is {seconds!r}; a number of seconds is required. Pass temporal_patch / sampled_fps."
+        )
     if item.dtype in (torch.float16, torch.bfloat16):
         raise PositionError(
             f"{name} is {item.dtype}; half precision loses time steps. Pass float32 or plain numbers."

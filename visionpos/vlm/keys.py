@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
-from math import floor, inf, log
+from math import ceil, floor, inf, log
 from typing import Any
 
 
@@ -19,6 +19,7 @@ class Ask:
         px: side of a tile in pixels, less the margin.
         floats: whether keys are computed in float64.
         turned: whether width and height are those of the picture turned by 90 degrees.
+        most: the largest number of tiles.
     """
 
     width: int
@@ -26,6 +27,7 @@ class Ask:
     px: int
     floats: bool
     turned: bool = False
+    most: int = 0
 
     def scale(self, cols: int, rows: int) -> int | float | Fraction:
         """Return min(cols px / width, rows px / height), in units of 1 / (width height) where both are above 0.
@@ -138,10 +140,18 @@ KEYS: dict[str, Key] = {
 
 
 def _wraps(ask: Ask, cols: int, rows: int) -> bool:
-    """Return whether the grid is just thick enough for the picture laid along its long side."""
-    if ask.width >= ask.height:
-        return rows == -(-cols * ask.height // ask.width)
-    return cols == -(-rows * ask.width // ask.height)
+    """Return whether the grid is just thick enough for the picture laid along its long side, in whole pixels.
+
+    That its thickness before pixels are cut off keeps within the number of tiles is looked at too (Phi-3.5).
+    """
+    along, across = (cols, rows) if ask.width >= ask.height else (rows, cols)
+    short = min(ask.width, ask.height)
+    if ask.floats:
+        ratio = ask.long / short
+        thick, px = ceil(along / ratio), int(along * ask.px / ratio)
+    else:
+        thick, px = -(-along * short // ask.long), along * ask.px * short // ask.long
+    return across == max(-(-px // ask.px), 1) and along * thick <= ask.most
 
 
 def _ratio_inside(ask: Ask, cols: int, rows: int) -> bool:

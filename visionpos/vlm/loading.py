@@ -12,7 +12,8 @@ from functools import lru_cache
 from typing import Any
 
 from visionpos import config
-from visionpos.errors import ConfigError, did_you_mean
+from visionpos.errors import ConfigError, one_of
+from visionpos.geometry.arguments import shown
 from visionpos.vlm.grammar import FamilySpec
 from visionpos.vlm.resize import STEPS
 
@@ -73,7 +74,7 @@ def _load(name: str, seen: tuple[str, ...]) -> dict[str, Any]:
     files = config.shipped("vlm")
     if name not in list(files):  # by equality: whatever is passed gets an answer
         raise ConfigError(
-            f"family {name!r} is unknown; it must be one of {', '.join(files)}.{did_you_mean(name, files)}"
+            f"family {shown(name)} is unknown. {one_of(name, files)} family_names() lists them."
         )
     if name in seen:
         raise ConfigError(
@@ -92,7 +93,11 @@ def _parsed(text: str, source: str) -> Mapping[str, Any]:
 
 
 def _laid(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """Return data with an overlay laid on it, where what is to be laid on later keeps its nulls and replaces."""
+    """Return data with an overlay laid on it, where what is to be laid on later keeps its nulls and replaces.
+
+    `replace: true` at the top of the overlay leaves nothing of what it is laid on.
+    """
+    base = {} if over.get("replace") is True else base
     out = config.overlay(base, {key: item for key, item in over.items() if key not in LATER})
     for key in LATER & over.keys():
         under = base.get(key, {})
@@ -118,10 +123,8 @@ def _merged(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]
 
 def _check_known(what: str, value: str | None, known: Mapping[str, Any], name: str) -> None:
     if value is not None and value not in list(known):  # by equality, not by hash
-        listed = ", ".join(known) or "none"
-        raise ConfigError(
-            f"{what} {value!r} of {name} is unknown; known: {listed}.{did_you_mean(value, known)}"
-        )
+        choices = one_of(value, known) if known else f"{name} has none."
+        raise ConfigError(f"{what} {shown(value)} of {name} is unknown. {choices}")
 
 
 def _check_overlay(overlay: Any, depth: int = 0) -> None:
@@ -133,6 +136,11 @@ def _check_overlay(overlay: Any, depth: int = 0) -> None:
         )
     if depth > DEEPEST:
         raise ConfigError("overlay nests too deeply; write plain mappings and lists.")
+    if isinstance(overlay, Mapping) and not isinstance(overlay.get("replace", True), bool):
+        raise ConfigError(
+            f"overlay has replace {overlay['replace']!r}; true, to replace the map that it stands in, is required. "
+            "Leave it out to merge."
+        )
     inner = overlay.values() if isinstance(overlay, Mapping) else overlay
     for item in inner:
         if isinstance(item, (Mapping, list, tuple)):

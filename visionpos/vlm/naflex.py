@@ -11,11 +11,9 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
 
 from visionpos.errors import PositionError
 from visionpos.geometry.grid import Grid, is_whole
-from visionpos.vlm.packing import pack_images
 from visionpos.vlm.runs import checked_grids, flat_tokens, grid_sides, image_tokens, kept_cells
 
 if TYPE_CHECKING:
@@ -127,7 +125,8 @@ def naflex_batch(
         raise PositionError(
             f"length is {length!r}; a whole number of patches, at least 1, is required."
         )
-    counts = kept_cells(grids, keep)[1].tolist()
+    cells, kept_counts = kept_cells(grids, keep)
+    counts = kept_counts.tolist()
     longest = max(counts, default=1)
     if length is not None and longest > length:
         raise PositionError(
@@ -140,9 +139,38 @@ def naflex_batch(
         parts = (
             list(kept[torch.as_tensor(keep, device=kept.device)].split(counts)) if counts else parts
         )
+    padded = _padded(parts, patches, length or longest)
+    coords, valid = _places(grids, kept_counts, cells, length or longest)
+    return NaflexBatch(padded, coords.to(padded.device), valid.to(padded.device), grids)
+
+
+def _padded(parts: Sequence[Tensor], patches: Tensor | Sequence[Tensor], length: int) -> Tensor:
+    """Return `[b, length, ...]`: every byte is written once, patches and padding alike."""
     like = patches if isinstance(patches, Tensor) else parts[0]
-    # A last image of no memory gives the length; padding is written once, with the patches.
-    end = like.new_zeros(()).expand(length or longest, *like.shape[1:])
-    padded = pad_sequence([*parts, end], batch_first=True)[:-1]
-    rows = pack_images(grids, length or longest, max_images=1, keep=keep).to(padded.device)
-    return NaflexBatch(padded, rows.coords().long(), rows.valid, grids)
+    zero = like.new_zeros(()).expand(length, *like.shape[1:])  # padding that takes no memory
+    rows = [piece for part in parts for piece in (part, zero[len(part) :])]
+    line = torch.cat(rows) if rows else zero[:0]
+    return line.view(len(parts), length, *like.shape[1:])
+
+
+def _places(
+    grids: Sequence[Grid], counts: Tensor, cells: Tensor | None, length: int
+) -> tuple[Tensor, Tensor]:
+    """Return `[b, length, 2]` int64 (y, x) of every patch, zeros in padding, and `[b, length]` which are no padding.
+
+    Args:
+        grids: of the images.
+        counts: `[b]` patches that each image keeps.
+        cells: `[kept]` which cells they are, row-major; None for all.
+        length: of a row.
+    """
+    place = torch.arange(length)
+    valid = place < counts.unsqueeze(-1)
+    if cells is None:
+        cell = place.where(valid, 0)
+    else:
+        cell = torch.zeros(valid.shape, dtype=torch.int64)
+        cell[valid] = cells  # images, and the cells of each, stand in one order here and there
+    width = grid_sides(grids)[:, 2:]
+    row = cell // width
+    return torch.stack([row, cell - row * width], dim=-1), valid

@@ -6,18 +6,17 @@ Grids enter, not pixels; a `Packed` leaves, which brings tokens into the rows an
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor
 
 from visionpos.errors import PositionError
+from visionpos.geometry.fields import check_choice
 from visionpos.geometry.grid import Grid, is_whole
+from visionpos.geometry.ranges import is_integer
 from visionpos.vlm.bins import Method, placed
 from visionpos.vlm.packed import Packed
 from visionpos.vlm.runs import checked_grids, kept_cells, run, spread
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 def pack_images(
@@ -61,8 +60,9 @@ def pack_images(
         NaViT (arXiv 2307.06304), whose greedy packing this is in arrival order. vit-pytorch's
         group_images_by_max_seq_len opens a new row at the first image that does not fit and never looks back.
     """
+    check_choice("largest_first", largest_first, (True, False))
     _check_numbers(budget=budget, max_images=max_images, rows=rows)
-    if prefix and not is_whole(prefix):
+    if not is_integer(prefix) or prefix < 0:
         raise PositionError(
             f"prefix is {prefix!r}; a whole number of tokens, at least 0, is required."
         )

@@ -162,7 +162,8 @@ def picked(spec: PickSpec, size_hw: tuple[int, int], px: int, images: int = 1) -
         ((5, 2), (1, 1))
     """
     height, width = size_hw[::-1] if spec.transpose else size_hw
-    ask = Ask(width, height, px, spec.arithmetic == "float64", spec.transpose)
+    most = 0 if spec.from_.tiles is None else spec.from_.tiles[1]
+    ask = Ask(width, height, px, spec.arithmetic == "float64", spec.transpose, most)
     candidates = _candidates(spec.from_, ask, images)
     for attempt in spec.attempts:
         kept = list(enumerate(candidates))

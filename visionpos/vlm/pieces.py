@@ -56,8 +56,8 @@ class Marker:
     Args:
         segment: which of the prompt's segments it belongs to, from 0.
         name: the token.
-        node: what it marks: "image", "global", "tiles", "tile_row", "tile", "video", "frame", or "special" for a
-            segment of its own.
+        node: what it marks: "image", "global", "tiles", "tile_row", "tile", "video", "frame", "audio", or "special" for
+            a segment of its own.
         edge: where it stands: "before", "between", "end" or "after"; empty for "special".
         view: the view or raster it belongs to, -1 outside.
         stands_on: the placeholder token whose embedding the model replaces by the learned one called `name`; empty
@@ -86,18 +86,18 @@ class Marker:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cells:
-    """A run of placeholder tokens, each standing for one cell of a grid, in raster order.
+    """A run of placeholder tokens, each standing for one cell of a grid, in raster order; sound is a grid of one row.
 
     Args:
         segment: which of the prompt's segments it belongs to, from 0.
         name: the placeholder token.
-        modality: 1 image, 2 video.
+        modality: 1 image, 2 video, 3 audio.
         grid: the raster that the cells are read from: an image view, all tiles of an image, a frame, or a whole clip
             without frame markers.
         count: number of cells; a whole number of rows.
-        node: what the raster is: "global", "tile", "tiles", "frame" or "video".
+        node: what the raster is: "global", "tile", "tiles", "frame", "video" or "audio".
         view: the view or raster of the image (`Plan.parts`), from 0.
-        frame: the time step of the clip at which `grid` starts.
+        frame: the time step of the clip at which `grid` starts; of sound, the token.
         row: first row of the run in `grid`.
         col: first column of the run in `grid`.
         elapsed: exact seconds from the start of the clip to each time step of `grid`, where known.

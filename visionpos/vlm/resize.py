@@ -10,6 +10,7 @@ from dataclasses import fields
 from typing import get_args
 
 from visionpos.errors import PositionError
+from visionpos.geometry.arguments import checked
 from visionpos.vlm.box import Arithmetic, Box
 from visionpos.vlm.budgets import Area, Clamp, Edges, Pixels
 from visionpos.vlm.canvas import Canvas, Stretch
@@ -98,6 +99,7 @@ def resized(steps: Sequence[Step], size_hw: tuple[int, int], *, frames: int = 1)
     return boxed(steps, size_hw, frames=frames).size_hw
 
 
+@checked
 def smart_resize(
     size_hw: tuple[int, int],
     factor: int,

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from visionpos.errors import PositionError
+from visionpos.geometry.arguments import checked, shown
 from visionpos.geometry.fields import check_choice
 from visionpos.geometry.grid import is_whole
 from visionpos.vlm.runs import counted
@@ -18,6 +19,7 @@ WIDEST_STD = 1e6  # beyond it float64 cannot tell the two ends of the law apart
 LARGEST_PX = 2**31 - 1
 
 
+@checked
 def sample_sides(
     images: int,
     low_px: float,
@@ -94,13 +96,14 @@ def resampled(
         >>> resampled([(600, 800), (20, 3000)], 224, patch=16).tolist()
         [[192, 256], [16, 2736]]
     """
-    if not isinstance(sizes_hw, Tensor) and any(len(size) != 2 for size in sizes_hw):
+    sizes = _numbers("sizes_hw", sizes_hw, "(height, width), two numbers an image, are required.")
+    if sizes.numel() and (sizes.ndim != 2 or sizes.shape[1] != 2):
         raise PositionError(
-            f"sizes_hw is {sizes_hw!r}; (height, width), two numbers an image, are required."
+            f"sizes_hw is {shown(sizes_hw)}; (height, width), two numbers an image, are required."
         )
-    # Never through float32, in which torch keeps plain Python floats.
-    sizes = torch.as_tensor(sizes_hw, dtype=torch.float64).reshape(-1, 2)
-    sides = torch.as_tensor(sides_px, dtype=torch.float64, device=sizes.device)
+    sizes = sizes.reshape(-1, 2)
+    sides = _numbers("sides_px", sides_px, "one number, or one an image, is required.")
+    sides = sides.to(sizes.device)
     if not is_whole(patch):
         raise PositionError(
             f"patch is {patch!r}; a whole number of pixels, at least 1, is required."
@@ -126,3 +129,16 @@ def resampled(
             f"{patches.max().item() * patch:g} pixels; at most {LARGEST_PX} are possible. Lower sides_px."
         )
     return patches.long() * patch
+
+
+def _numbers(name: str, values: Any, wanted: str) -> Tensor:
+    """Return values as float64, never through float32, in which torch keeps plain Python floats."""
+    try:
+        return torch.as_tensor(values, dtype=torch.float64)
+    except (
+        TypeError,
+        ValueError,
+        RuntimeError,
+        OverflowError,
+    ):  # text, None, rows of unequal length
+        raise PositionError(f"{name} is {shown(values)}; {wanted}") from None

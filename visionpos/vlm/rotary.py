@@ -11,6 +11,7 @@ from torch import Tensor
 
 from visionpos.errors import PositionError
 from visionpos.geometry import Rotation, angles, ladder
+from visionpos.geometry.arguments import checked
 from visionpos.geometry.freqs import on_axis
 from visionpos.vlm.language import LanguageSpec, axis_table
 
@@ -100,6 +101,7 @@ class AxisView:
     warning: str
 
 
+@checked
 def axis_visibility(language: LanguageSpec, extents: Sequence[int]) -> tuple[AxisView, ...]:
     """Return the phase that each axis turns over a grid, and a warning where it is under 0.1 rad.
 

@@ -19,6 +19,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 
 from visionpos.errors import ConfigError
+from visionpos.vlm.box import check_spec
 from visionpos.vlm.clocks import Array, Clock, PerSecond
 
 __all__ = ["Array", "AudioInVideo", "Axis", "Circle", "Clock", "Delta", "PerSecond", "Rule"]
@@ -39,6 +40,9 @@ class Delta:
 
     from_: Literal["next", "max", "none"] = "next"
     minus: Literal["unmasked", "padded"] = "unmasked"
+
+    def __post_init__(self) -> None:
+        check_spec(self, "delta")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +68,7 @@ class AudioInVideo:
     share_edges: bool = False
 
     def __post_init__(self) -> None:
+        check_spec(self, "audio_in_video")
         if (self.interleave == "chunks") != (self.chunk_seconds is not None):
             raise ConfigError(
                 f"chunk_seconds is {self.chunk_seconds} with interleave {self.interleave!r}; chunks need it and time "
@@ -88,6 +93,9 @@ class Circle:
 
     radius: float | None = 10.0
     alpha: float = 0.5
+
+    def __post_init__(self) -> None:
+        check_spec(self, "circle")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,6 +156,7 @@ class Rule:
     pad_id: int = 0
 
     def __post_init__(self) -> None:
+        check_spec(self, "rule")
         if not self.axes or len(set(self.axes)) != len(self.axes):
             raise ConfigError(
                 f"axes are {self.axes}; at least one, each once, is required. Correct the list."
@@ -223,8 +232,11 @@ class Rule:
         Args:
             frames: `[units]` time steps of each unit.
             side: `[units]` max(H, W) of each unit.
-            clocks: seconds of each unit, read where the rule counts seconds and a unit has several frames.
+            clocks: seconds of each unit, or none at all; read where the rule counts seconds and a unit has several
+                frames.
         """
+        if frames.max(initial=1) == 1:
+            return np.zeros(len(frames), dtype=np.int64)
         first = np.cumsum(frames) - frames
         frame: Array = np.arange(int(frames.sum()), dtype=np.int64) - np.repeat(first, frames)
         if self.frame_step == "extent":
@@ -233,25 +245,37 @@ class Rule:
             return times(frame, Fraction(self.frame_step))
         tau = np.zeros(len(frame), dtype=self.dtype)
         for unit in np.flatnonzero(frames > 1):
-            clock, count = clocks[unit], int(frames[unit])
+            clock, count = clocks[unit] if clocks else None, int(frames[unit])
             if clock is not None:
                 tau[first[unit] : first[unit] + count] = self.frame_step.offsets(clock, count)
         return tau
 
-    def advance(self, shape: Array, last_tau: Array, index_span: Array) -> Array:
+    def advance(self, shape: Array, last_tau: Array, reach: Array) -> Array:
         """Return how far behind its start s each unit lets text go on, `[units]`.
+
+        Args:
+            shape: `[units, 3]` T, H, W, with the row-end column where the rule has one.
+            last_tau: `[units]` tau of the last frame.
+            reach: `[units]` of `reach`.
+        """
+        if self.next == "extent":
+            return np.asarray(shape[:, 1:].max(1, initial=0))
+        if self.next == "time":
+            return last_tau + 1
+        return np.asarray((np.ceil(reach) if self.next == "ceil_max" else reach) + 1)
+
+    def reach(self, shape: Array, last_tau: Array, index_span: Array) -> Array:
+        """Return how far behind its start s the farthest cell of each unit stands on any axis, `[units]`.
 
         Args:
             shape: `[units, 3]` T, H, W, with the row-end column where the rule has one.
             last_tau: `[units]` tau of the last frame.
             index_span: `[units]` what all cells together add to `index`.
         """
-        if self.next == "extent":
-            return np.asarray(shape[:, 1:].max(1, initial=0))
-        if self.next == "time":
-            return last_tau + 1
-        top = np.stack([self._top(axis, shape, last_tau, index_span) for axis in self.axes]).max(0)
-        return np.asarray((np.ceil(top) if self.next == "ceil_max" else top) + 1)
+        reach, *more = (self._top(axis, shape, last_tau, index_span) for axis in self.axes)
+        for top in more:
+            reach = np.maximum(reach, top)
+        return reach
 
     def _top(self, axis: Axis, shape: Array, last_tau: Array, index_span: Array) -> Array:
         """Return the largest offset of an axis; rows and columns that start at zero take as much room as others."""
@@ -262,8 +286,10 @@ class Rule:
         if axis == "ordinal":
             return np.zeros_like(last_tau)
         side, step = (shape[:, 1], self.row_step) if axis == "row" else (shape[:, 2], self.col_step)
-        centre = (side - 1) // 2 if self.centre else 0
-        return times(side - 1, step) - centre + (last_tau if self.origin == "time" else 0)
+        top = times(side - 1, step)
+        if self.centre:
+            top = top - (side - 1) // 2
+        return top + last_tau if self.origin == "time" else top
 
 
 def steps_of(step: Fraction | tuple[Fraction, ...] | None) -> tuple[Fraction, ...]:
@@ -281,5 +307,6 @@ def times(values: Array, step: Fraction) -> Array:
         ... )
         ([0.5, 1.0], [3, 6])
     """
-    product = values * step.numerator
-    return np.asarray(product if step.denominator == 1 else product / step.denominator)
+    above, below = step.numerator, step.denominator
+    product = values if above == 1 else values * above
+    return product if below == 1 else np.asarray(product / below)

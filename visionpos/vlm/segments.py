@@ -16,6 +16,7 @@ import numpy as np
 
 from visionpos.errors import PositionError
 from visionpos.geometry.grid import is_whole
+from visionpos.geometry.ranges import is_integer
 from visionpos.vlm.tokens import Tokenizer, encode
 
 
@@ -51,14 +52,14 @@ class Text:
             )
         if self.token_ids is not None:
             ids = _whole_ids(self.token_ids)
-            if self.tokens not in (None, len(ids)):
+            if self.tokens is not None and not (_is_count(self.tokens) and self.tokens == len(ids)):
                 raise PositionError(
                     f"Text tokens is {self.tokens} and token_ids holds {len(ids)}; they must agree. "
                     "Pass token_ids alone."
                 )
             object.__setattr__(self, "token_ids", ids)
             object.__setattr__(self, "tokens", len(ids))
-        if self.tokens is not None and not (self.tokens == 0 or is_whole(self.tokens)):
+        if self.tokens is not None and not _is_count(self.tokens):
             raise PositionError(
                 f"Text tokens is {self.tokens!r}; a token count of at least 0 is required. Leave it out if unknown."
             )
@@ -106,10 +107,11 @@ class Video:
             refuse such a clip.
         sampled_fps: sampled frames per second as a processor reports it. Then a rule that counts seconds takes
             `temporal_patch / sampled_fps` for every grid step, as published processors do, not the true times.
+        audio: the sound of the clip, which starts with it; the omni families weave it between the frames.
 
     Raises:
-        PositionError: if there is no frame, a time is negative, falling or not finite, the counts disagree, or
-            `sampled_fps` is not above 0.
+        PositionError: if there is no frame, a time is negative, falling or not finite, the counts disagree,
+            `sampled_fps` is not above 0, or audio is no `Audio`.
 
     Example:
         >>> Video((360, 640), seconds=[0.0, 0.5, 1.0]).num_frames
@@ -120,9 +122,15 @@ class Video:
     seconds: Sequence[float] | None = None
     frames: int | None = None
     sampled_fps: float | None = None
+    audio: Audio | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "size_hw", _whole_size(self.size_hw))
+        sound: Any = self.audio
+        if sound is not None and not isinstance(sound, Audio):
+            raise PositionError(
+                f"Video audio is {sound!r}; an Audio is required. Pass Audio(seconds) with its duration."
+            )
         if self.seconds is not None:
             object.__setattr__(self, "seconds", _rising_times(self.seconds))
         if not is_whole(self.num_frames) or (
@@ -141,7 +149,9 @@ class Video:
     @property
     def num_frames(self) -> int:
         """Return the number of sampled frames."""
-        return len(self.seconds) if self.seconds is not None else self.frames or 0
+        if self.seconds is not None:
+            return len(self.seconds)
+        return 0 if self.frames is None else self.frames
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,6 +225,11 @@ def _whole_ids(token_ids: Sequence[int]) -> tuple[int, ...]:
             "Pass characters as text."
         )
     return ids
+
+
+def _is_count(value: Any) -> bool:
+    """Return whether a value is a whole number of at least 0."""
+    return is_whole(value) or (is_integer(value) and bool(value == 0))
 
 
 def _is_above_0(value: Any) -> bool:

@@ -38,14 +38,14 @@ class Span:
     """Where a text, a view, a frame or a clip lies in the stream.
 
     Args:
-        kind: "text", "special", "image" or "video".
+        kind: "text", "special", "image", "video" or "audio".
         segment: which of the prompt's segments it belongs to, from 0; timestamps belong to their clip.
         start: first token.
         stop: one past the last token. Markers inside a view (row breaks) count, markers around it do not.
         grid: the raster of a view, frame or clip; None for text.
-        node: what the raster is: "global", "tile", "tiles", "frame" or "video"; empty for text.
+        node: what the raster is: "global", "tile", "tiles", "frame", "video" or "audio"; empty for text.
         view: view or raster of the image, from 0.
-        frame: time step of the clip at which the grid starts.
+        frame: time step of the clip, or token of the sound, at which the grid starts.
         row: row of the raster, for the spans of `row_spans`; None for a whole raster.
     """
 
@@ -95,7 +95,7 @@ class TokenStream:
 
     @property
     def modality(self) -> Tensor:
-        """Return `[n]` int64: 0 text and markers, 1 image, 2 video; transformers' mm_token_type_ids."""
+        """Return `[n]` int64: 0 text and markers, 1 image, 2 video, 3 audio; as mm_token_type_ids."""
         return self._by_token(
             [TEXT if isinstance(run, Words) else run.modality for run in self.runs], torch.int64
         )
@@ -190,11 +190,11 @@ def _run_ids(run: Run, tokenizer: Tokenizer | None) -> tuple[int, ...]:
 def _spans(placed: Iterator[tuple[int, Run]]) -> list[Span]:
     """Return spans in reading order; the rows of one raster are one span, whatever parts them."""
     spans: list[Span] = []
-    rasters: dict[tuple[int, int, int], int] = {}
+    rasters: dict[tuple[int, int, int, int], int] = {}
     for start, run in placed:
         stop = start + run.count
         if isinstance(run, Cells):
-            at = rasters.setdefault((run.segment, run.view, run.frame), len(spans))
+            at = rasters.setdefault((run.segment, run.modality, run.view, run.frame), len(spans))
             if at < len(spans):
                 spans[at] = replace(spans[at], stop=stop)
             else:

@@ -4,20 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from fractions import Fraction
+from itertools import groupby
 
 import numpy as np
 
 from visionpos.errors import PositionError
 from visionpos.vlm.clocks import Array, Clock
-from visionpos.vlm.pieces import IMAGE, MODALITY_NAMES, TEXT, VIDEO
+from visionpos.vlm.padding import unpadded
+from visionpos.vlm.pieces import AUDIO, IMAGE, MODALITY_NAMES, TEXT, VIDEO, Cells
 from visionpos.vlm.rules import Rule
-from visionpos.vlm.units import Units
+from visionpos.vlm.stream import TokenStream
+from visionpos.vlm.units import Units, clock_of, shape_of
 from visionpos.vlm.woven import Threads, Woven, unwoven
 
 
 def units_of_tokens(
     types: Array,
-    keep: Array,
+    keep: Array | None,
     grids: dict[int, Array],
     clocks: Sequence[Clock],
     rule: Rule,
@@ -26,7 +30,7 @@ def units_of_tokens(
 
     Args:
         types: `[b, n]` 0 text, 1 image, 2 video, 3 audio.
-        keep: `[b, n]` bool, False for padding.
+        keep: `[b, n]` bool, False for padding; None if nothing is padded.
         grids: modality -> `[items, 3]` frames, height, width in tokens, in reading order over the batch.
         clocks: seconds of one grid step of each video; empty if the rule counts none.
         rule: says whether clips are blocks or frames, and whether row ends are cells.
@@ -34,56 +38,87 @@ def units_of_tokens(
     Raises:
         PositionError: if a run of placeholders is not the sum of its grids, or grids are left over.
     """
-    line, threads = (types.ravel() if keep.all() else types[keep]), None
-    row_lengths = lengths = np.count_nonzero(keep, axis=1)
+    line, threads = unpadded(types, keep), None
+    row_lengths = (
+        np.full(len(types), types.shape[1]) if keep is None else np.count_nonzero(keep, axis=1)
+    )
+    lengths = row_lengths
     if rule.audio_in_video is not None:
         line, lengths, threads = unwoven(line, lengths, rule.audio_in_video)
-    column = np.array([0, 0, rule.row_ends == "column"], dtype=np.int64)
+    column = int(rule.row_ends == "column")
     if rule.edge_cells:
-        cells = (grids[IMAGE] + column).prod(1)
-        line = _without_edges(line, _runs(line, lengths)[IMAGE], cells, rule.edge_cells)
-    runs = _runs(line, lengths)
-    rows, starts, shapes, media = [], [], [], []
-    timed: list[Clock | None] = []
+        cells = (grids[IMAGE] + [0, 0, column]).prod(1)
+        line = _without_edges(line, _runs(line, lengths).of(IMAGE), cells, rule.edge_cells)
+    runs, found = _runs(line, lengths), []
+    seen = set(runs.kinds.tolist())
     for kind in (IMAGE, VIDEO):
-        shape, item = grids[kind] + column, np.arange(len(grids[kind]))
-        if rule.video == "frames":
-            item = np.repeat(item, shape[:, 0])
-            shape = shape[item]
-            shape[:, 0] = 1
-        row, start = runs[kind].fill(shape, item)
-        rows.append(row)
-        starts.append(start)
-        shapes.append(shape)
-        media.append(2 * item + (kind == VIDEO))
-        timed += list(clocks) if kind == VIDEO and clocks else [None] * len(shape)
-    order = np.argsort(np.concatenate(starts), kind="stable")
-    medium = np.concatenate(media)[order]
+        if len(grids[kind]) or kind in seen:
+            mine = runs.of(kind)
+            shape, item = _shapes(grids[kind], column, rule)
+            found.append((*mine.fill(shape, item), shape, 2 * item + (kind == VIDEO)))
+    if not found:
+        none = np.zeros(0, dtype=np.int64)
+        found = [(none, none, none.reshape(0, 3), none)]
+    row, start, shape, label = found[0]
+    if len(found) > 1:
+        start = np.concatenate((start, found[1][1]))
+        order = np.argsort(start, kind="stable")
+        start = start[order]
+        row, shape, label = (
+            np.concatenate((found[0][at], found[1][at]))[order] for at in (0, 2, 3)
+        )
     units = Units(
         row_lengths=row_lengths,
-        row=np.concatenate(rows)[order],
-        start=np.concatenate(starts)[order],
-        shape=np.concatenate(shapes)[order],
-        clocks=tuple(timed[unit] for unit in order),
-        medium=np.cumsum(np.diff(medium, prepend=medium[:1]) != 0),
+        row=row,
+        start=start,
+        shape=shape,
+        clocks=tuple(clocks[one // 2] if one % 2 else None for one in label) if clocks else (),
+        label=label,
     )
     return units if threads is None else _rewoven(units, threads)
 
 
-def _runs(line: Array, lengths: Array) -> dict[int, _Runs]:
-    """Return the runs of images and of clips in a line of token types, which never go on into the next row."""
+def _shapes(grids: Array, column: int, rule: Rule) -> tuple[Array, Array]:
+    """Return the shape of every unit of one kind, `[units, 3]`, and which grid each is of, `[units]`."""
+    item = np.arange(len(grids))
+    if column:
+        grids = grids + np.array([0, 0, column])
+    if rule.video == "frames":
+        item = np.repeat(item, grids[:, 0])
+        grids = grids[item]
+        grids[:, 0] = 1
+    return grids, item
+
+
+def units_of_woven(stream: TokenStream, rule: Rule) -> Units:
+    """Return the units of a stream in which sound stands between the cells of clips: one row."""
+    grids: dict[int, list[tuple[int, int, int]]] = {IMAGE: [], VIDEO: []}
+    clocks: list[Clock] = []
+    seen = [run for run in stream.runs if isinstance(run, Cells) and run.modality != AUDIO]
+    for (kind, segment, _), group in groupby(
+        seen, lambda run: (run.modality, run.segment, run.view)
+    ):
+        cells = list(group)
+        grids[kind].append(shape_of(cells, column=False))
+        if kind == VIDEO and rule.counts_seconds:
+            clocks.append(clock_of(cells, rule, segment) or Fraction(1))
+    types = stream.modality.numpy()[None]
+    tables = {kind: np.array(one, dtype=np.int64).reshape(-1, 3) for kind, one in grids.items()}
+    return units_of_tokens(types, None, tables, clocks, rule)
+
+
+def _runs(line: Array, lengths: Array) -> _Runs:
+    """Return the runs of equal types in a line of tokens, which never go on into the next row."""
     begins = np.empty(len(line), dtype=bool)
     np.not_equal(line[1:], line[:-1], out=begins[1:])
-    ends = np.cumsum(lengths)
+    ends = lengths.cumsum()
     begins[(ends - lengths)[lengths > 0]] = True
-    start = np.flatnonzero(begins)
-    length = np.diff(np.append(start, len(line)))
-    kinds = line[start]
-    row = np.searchsorted(ends, start, side="right")
-    return {
-        kind: _Runs(kind, *(part[kinds == kind] for part in (start, length, row)))
-        for kind in (IMAGE, VIDEO)
-    }
+    start = begins.nonzero()[0]
+    length = np.empty_like(start)
+    length[:-1] = start[1:]
+    length[-1:] = len(line)
+    length -= start
+    return _Runs(None, line[start], start, length, ends.searchsorted(start, side="right"))
 
 
 def _without_edges(line: Array, runs: _Runs, cells: Array, edge: int) -> Array:
@@ -117,19 +152,36 @@ def _rewoven(units: Units, threads: Threads) -> Units:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Runs:
-    """The runs of one kind of placeholder, through all rows."""
+    """Runs of equal types through all rows.
 
-    kind: int
+    Args:
+        kind: the type of all of them, or None.
+        kinds: `[runs]` type.
+        start: `[runs]` first token.
+        length: `[runs]` tokens.
+        row: `[runs]` row.
+    """
+
+    kind: int | None
+    kinds: Array
     start: Array
     length: Array
     row: Array
+
+    def of(self, kind: int) -> _Runs:
+        """Return the runs of one type."""
+        mine = (self.kinds == kind).nonzero()[0]
+        return _Runs(kind, self.kinds[mine], self.start[mine], self.length[mine], self.row[mine])
 
     def fill(self, shape: Array, item: Array) -> tuple[Array, Array]:
         """Return row and start of each unit, laid into the runs in order.
 
         Two images with nothing between them are one run; it is shared out by their sizes.
         """
-        filled = np.cumsum(shape.prod(1))  # cells up to and with each unit
+        cells = shape.prod(1)
+        if len(cells) == len(self.length) and (cells == self.length).all():
+            return self.row, self.start
+        filled = np.cumsum(cells)  # cells up to and with each unit
         runs = np.cumsum(self.length)  # placeholders up to and with each run
         place = np.searchsorted(filled, runs)  # the unit that ends where the run ends, if they fit
         fits = (place < len(filled)) & (np.append(filled, -1)[place] == runs)
@@ -137,12 +189,17 @@ class _Runs:
             self._refuse_run(int(np.argmin(fits)), filled, runs, shape, item)
         if len(filled) and (not len(runs) or filled[-1] > runs[-1]):
             self._refuse_grids(item, filled, runs)
-        first = filled - shape.prod(1)
+        first = filled - cells
         run = np.searchsorted(runs, first, side="right")
         return self.row[run], self.start[run] + first - (runs - self.length)[run]
 
+    @property
+    def name(self) -> str:
+        """Return what they are runs of."""
+        return MODALITY_NAMES[self.kind or TEXT]
+
     def _refuse_run(self, run: int, filled: Array, runs: Array, shape: Array, item: Array) -> None:
-        name = MODALITY_NAMES[self.kind]
+        name = self.name
         unit = int(np.searchsorted(filled, runs[run]))  # the first that reaches the end of the run
         found = int(runs[run]) - (int(filled[unit - 1]) if unit else 0)
         if unit == len(filled):
@@ -158,7 +215,7 @@ class _Runs:
         )
 
     def _refuse_grids(self, item: Array, filled: Array, runs: Array) -> None:
-        name = MODALITY_NAMES[self.kind]
+        name = self.name
         unit = int(np.searchsorted(filled, runs[-1] if len(runs) else 0, side="right"))
         raise PositionError(
             f"{name}_grids holds {int(item[-1]) + 1} grids and modality has tokens for {int(item[unit])}; all must be "

@@ -15,7 +15,9 @@ from torch import Tensor
 
 from visionpos.errors import ConfigError, PositionError
 from visionpos.geometry import Grid
+from visionpos.geometry.arguments import checked
 from visionpos.geometry.order import inverse_order, merge_order, token_order, window_order
+from visionpos.vlm.box import check_spec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +41,7 @@ class TowerSpec:
     full_layers: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
+        check_spec(self, "tower")
         if self.merge < 1 or not self.axes or (self.window is not None and self.window < 1):
             raise ConfigError(
                 f"merge is {self.merge}, axes {self.axes} and window {self.window}; a merge and window of at least 1 "
@@ -63,6 +66,7 @@ class TowerWindows:
     cu_seqlens: Tensor
 
 
+@checked
 def tower_ids(tower: TowerSpec, grids: Sequence[Grid]) -> Tensor:
     """Return the ids of every patch in the tower's order, `[patches, axes]` int64.
 
@@ -86,6 +90,7 @@ def tower_ids(tower: TowerSpec, grids: Sequence[Grid]) -> Tensor:
     return torch.cat(parts)
 
 
+@checked
 def tower_segments(tower: TowerSpec, grids: Sequence[Grid]) -> tuple[Tensor, int]:
     """Return where each stretch of full attention begins, `[stretches + 1]` int32, and the longest of them in patches.
 
@@ -104,6 +109,7 @@ def tower_segments(tower: TowerSpec, grids: Sequence[Grid]) -> tuple[Tensor, int
     return ends.int(), max(lengths, default=0)
 
 
+@checked
 def tower_windows(tower: TowerSpec, grids: Sequence[Grid]) -> TowerWindows:
     """Return the windows of a call: the permutation of cells and patches, its inverse, and the boundaries.
 

@@ -15,7 +15,7 @@ from visionpos.errors import PositionError
 from visionpos.vlm.clocks import Array, Clock
 from visionpos.vlm.instants import checked_gaps
 from visionpos.vlm.rules import Rule
-from visionpos.vlm.stream import Cells, Marker, Run, TokenStream
+from visionpos.vlm.stream import AUDIO, Cells, Marker, Run, TokenStream
 from visionpos.vlm.woven import Woven
 
 
@@ -29,7 +29,7 @@ class Units:
         start: `[units]` place of its first token, counted through all rows.
         shape: `[units, 3]` frames, height, width, with the row-end column where the rule has one.
         clocks: seconds of each unit, where known.
-        medium: `[units]` which image or clip of the prompt or batch each unit belongs to, from 0 in reading order.
+        label: `[units]` differs from one unit to the next where they belong to two images or clips.
         woven: the tokens of units whose cells do not stand side by side, because sound is woven between them.
     """
 
@@ -38,7 +38,7 @@ class Units:
     start: Array
     shape: Array
     clocks: tuple[Clock | None, ...]
-    medium: Array
+    label: Array
     woven: Mapping[int, Woven] = field(default_factory=dict)
 
     @property
@@ -56,9 +56,28 @@ class Units:
         return spans
 
     @property
+    def medium(self) -> Array:
+        """Return `[units]` which image or clip of the prompt or batch each belongs to, from 0 in reading order."""
+        medium: Array = np.cumsum(np.diff(self.label, prepend=self.label[:1]) != 0)
+        return medium
+
+    @property
     def first_of_row(self) -> Array:
         """Return `[units]` which unit is the first in the same row."""
         return np.searchsorted(self.row, self.row)
+
+    def alone(self, unit: int) -> Units:
+        """Return one unit by itself, its cells side by side from place 0 on."""
+        cells = self.shape[unit : unit + 1].prod(1)
+        zero = np.zeros(1, dtype=np.int64)
+        return Units(
+            row_lengths=cells,
+            row=zero,
+            start=zero,
+            shape=self.shape[unit : unit + 1],
+            clocks=self.clocks[unit : unit + 1],
+            label=zero,
+        )
 
 
 def ranges(lengths: Array) -> tuple[Array, Array]:
@@ -87,7 +106,7 @@ def units_of_stream(stream: TokenStream, rule: Rule) -> Units:
     def raster(placed: tuple[int, Run]) -> tuple[int, int, int] | None:
         """Return what the runs of one unit have in common; None outside units."""
         start, run = placed
-        if isinstance(run, Cells):
+        if isinstance(run, Cells) and run.modality != AUDIO:  # sound stands as text does
             return run.segment, run.view, -1 if column else start
         if column and isinstance(run, Marker) and run.edge == "end" and run.view >= 0:
             return run.segment, run.view, -1
@@ -99,12 +118,7 @@ def units_of_stream(stream: TokenStream, rule: Rule) -> Units:
             continue
         group = list(placed)
         cells = [run for _, run in group if isinstance(run, Cells)]
-        shape, clock = _shape(cells, column=column), _clock(cells)
-        if rule.counts_seconds and shape[0] > 1 and clock is None:
-            raise PositionError(
-                f"Video in segment {key[0]} has no seconds; this position rule counts them. "
-                "Pass Video(size_hw, seconds=[time of every sampled frame])."
-            )
+        shape, clock = shape_of(cells, column=column), clock_of(cells, rule, key[0])
         starts.append(group[0][0])
         shapes.append(shape)
         clocks.append(clock)
@@ -115,25 +129,34 @@ def units_of_stream(stream: TokenStream, rule: Rule) -> Units:
         start=np.array(starts, dtype=np.int64),
         shape=np.array(shapes, dtype=np.int64).reshape(-1, 3),
         clocks=tuple(clocks),
-        medium=np.unique(np.array(segments, dtype=np.int64), return_inverse=True)[1],
+        label=np.array(segments, dtype=np.int64),
     )
     return _by_frame(units) if rule.video == "frames" else units
 
 
-def _shape(cells: Sequence[Cells], *, column: bool) -> tuple[int, int, int]:
+def shape_of(cells: Sequence[Cells], *, column: bool) -> tuple[int, int, int]:
     """Return (frames, height, width) of the rows of one raster."""
     grid, count = cells[0].grid, sum(run.count for run in cells)
     height = min(count // grid.width, grid.height)
     return count // (height * grid.width), height, grid.width + column
 
 
-def _clock(cells: Sequence[Cells]) -> Clock | None:
-    """Return the seconds from a unit's first time step to each of its time steps."""
+def clock_of(cells: Sequence[Cells], rule: Rule, segment: int) -> Clock | None:
+    """Return the seconds from a unit's first time step to each of its time steps, None where they are not known.
+
+    Raises:
+        PositionError: if the rule counts seconds and a clip has none.
+    """
     steps = [run.elapsed for run in cells if run.row == 0]
+    times = [time for step in steps for time in step or ()]
     if not steps or any(step is None for step in steps):
+        if rule.counts_seconds and shape_of(cells, column=False)[0] > 1:
+            raise PositionError(
+                f"Video in segment {segment} has no seconds; this position rule counts them. "
+                "Pass Video(size_hw, seconds=[time of every sampled frame])."
+            )
         return None
-    times = [time for step in steps if step is not None for time in step]
-    checked_gaps(times, f"Video in segment {cells[0].segment}")
+    checked_gaps(times, f"Video in segment {segment}")
     return tuple(time - times[0] for time in times)
 
 
@@ -148,5 +171,5 @@ def _by_frame(units: Units) -> Units:
         start=units.start[unit] + frame * shape[:, 1] * shape[:, 2],
         shape=shape,
         clocks=(None,) * len(unit),
-        medium=units.medium[unit],
+        label=units.label[unit],
     )

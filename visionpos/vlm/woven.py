@@ -12,6 +12,7 @@ from fractions import Fraction
 import numpy as np
 
 from visionpos.errors import PositionError
+from visionpos.geometry.arguments import checked
 from visionpos.vlm.clocks import Array, PerSecond
 from visionpos.vlm.pieces import AUDIO, TEXT, VIDEO
 from visionpos.vlm.rules import AudioInVideo, Rule
@@ -70,6 +71,7 @@ class Threads:
     clips: Mapping[int, tuple[int, Woven]]
 
 
+@checked
 def weave(rule: Rule, cell_times: Array, audio_tokens: int) -> Array:
     """Return `[cells + audio_tokens]` bool in writing order, True for sound.
 

@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from os import PathLike
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -85,8 +86,27 @@ def draw_tokens(
 
 
 def write_png(path: str | PathLike[str], pictures: Sequence[Tensor]) -> None:
-    """Write pictures `[3, height, width]` uint8, one below the other, as a PNG file."""
-    _joined([_image(picture) for picture in pictures], axis=1).save(path, format="PNG")
+    """Write pictures `[3, height, width]` uint8, one below the other, as a PNG file.
+
+    Raises:
+        PositionError: if the name ends in another format's suffix, there is no such folder, or it cannot be written.
+    """
+    file = Path(path)
+    if file.suffix.lower() != ".png" or file.is_dir():
+        raise PositionError(
+            f"path {str(path)!r} is no PNG; the name of a file that ends in .png is required. Rename it."
+        )
+    if not file.parent.is_dir():
+        raise PositionError(
+            f"path {str(path)!r} is in no existing folder; create {file.parent} first."
+        )
+    try:
+        _joined([_image(picture) for picture in pictures], axis=1).save(file, format="PNG")
+    except OSError as error:
+        raise PositionError(
+            f"path {str(path)!r} cannot be written ({error.strerror}); a file that may be replaced is required. "
+            "Choose another."
+        ) from error
 
 
 def _kind(part: View | Raster) -> str:
@@ -145,7 +165,8 @@ def _panel(
     cells = sum(part.tokens.size for _, part in parts)
     breaks = sorted({name for rows, _ in parts for row in rows for name in row.breaks})
     first, last = parts[0][0][0].start, parts[-1][0][-1].start + parts[-1][1].tokens.width - 1
-    said = f"{caption}: {len(frames)} view(s), {cells} tokens in {first}..{last}"
+    count = f"{len(frames)} view{'s' if len(frames) > 1 else ''}"
+    said = f"{caption}: {count}, {cells} tokens in {first}..{last}"
     return _captioned(image, said + (f"; red: {', '.join(breaks)}" if breaks else ""))
 
 

@@ -5,6 +5,22 @@ from pathlib import Path
 
 from visionpos.errors import PositionError
 
+PICTURES = (
+    b"\x89PNG",
+    b"\xff\xd8\xff",
+    b"GIF8",
+    b"II*\0",
+    b"MM\0*",
+    b"BM",
+)  # first bytes of stills
+
+
+def begins_as_picture(path: str | PathLike[str]) -> bool:
+    """Return whether a file begins as a still picture does (PNG, JPEG, GIF, TIFF, BMP, WebP), broken or whole."""
+    with Path(path).open("rb") as file:
+        head = file.read(12)
+    return head.startswith(PICTURES) or (head[:4] == b"RIFF" and head[8:] == b"WEBP")
+
 
 def readable_file(path: str | PathLike[str], kind: str) -> Path:
     """Return the path of a file that exists and holds bytes.

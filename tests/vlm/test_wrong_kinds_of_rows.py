@@ -1,0 +1,86 @@
+"""Arguments of another kind in rows, shards, truncation and decoding: refused by name, never bare."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from visionpos import vlm
+from visionpos.errors import PositionError
+
+FAM = vlm.family("qwen2_5_vl")
+STREAM = FAM.stream([vlm.Text("a b"), vlm.Image((56, 84))])
+POS = FAM.position_ids(STREAM)
+RULE = FAM.spec.rule
+BATCH = vlm.merge_rows([POS, POS], RULE) if RULE is not None else None
+ROW = vlm.pack([STREAM, STREAM], family=FAM, pad_each_to=4)
+SHARDS = ROW.shards(2)
+TYPES = STREAM.modality
+
+# A call that works, of every public function and method.
+CALLS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
+    "pack": (
+        vlm.pack,
+        {
+            "streams": [STREAM], "family": FAM, "tokenizer": None, "pad_token": 0, "pad_to_multiple": 4,
+            "pad_each_to": 2, "length": None,
+        },
+    ),
+    "pack_rows": (
+        vlm.pack_rows,
+        {"rows": [POS], "types": [TYPES], "tokens": [TYPES], "pad_id": 0, "pad_token": 0, "length": None},
+    ),
+    "bin_lengths": (
+        vlm.bin_lengths,
+        {"lengths": [3, 4], "budget": 9, "method": "best_fit", "largest_first": True, "most": None},
+    ),
+    "context_shards": (
+        vlm.context_shards, {"length": 8, "ranks": 2, "order": "zigzag", "cu_seqlens": torch.tensor([0, 4, 8])},
+    ),
+    "truncate_stream": (
+        vlm.truncate_stream, {"stream": STREAM, "length": 3, "side": "right", "cut": "drop"},
+    ),
+    "truncate_tokens": (
+        vlm.truncate_tokens,
+        {
+            "modality": TYPES, "length": 3, "family": FAM, "image_grids": torch.tensor([[1, 4, 6]]),
+            "video_grids": None, "around": (1, 1), "side": "right", "cut": "drop",
+        },
+    ),
+    "ids_after": (vlm.ids_after, {"pos": BATCH, "cached": 2, "tokens": 2, "counted": "unmasked"}),
+    "next_ids": (vlm.next_ids, {"pos": BATCH, "tokens": 2, "skip": 0}),
+    "rolled_back": (
+        vlm.rolled_back,
+        {"pos": POS, "tokens": 1, "modality": TYPES},
+    ),
+    "take": (SHARDS.take, {"x": ROW.ids, "rank": 0, "dim": -1}),
+    "split": (SHARDS.split, {"x": ROW.ids, "dim": -1}),
+    "join": (SHARDS.join, {"parts": SHARDS.split(ROW.ids), "dim": -1}),
+    "fill": (ROW.fill, {"parts": [TYPES, TYPES], "value": 0, "dim": -1}),
+    "unpack": (ROW.unpack, {"x": ROW.ids, "dim": -1}),
+    "mask": (ROW.mask, {"causal": True}),
+    "block_mask": (ROW.block_mask, {"block": 4, "causal": True}),
+    "shards": (ROW.shards, {"ranks": 2, "order": "zigzag", "per_document": False}),
+}  # fmt: skip
+ODD: list[Any] = [
+    None, "a", "3", 3, -1, 2.5, [1], ["a"], {"a": 1}, float("nan"), True, object(), (), torch.ones(2, 2),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_error_kinds(name: str) -> None:
+    """One argument wrong, the others right: a refusal that says so in a few words, or an answer."""
+    call, right = CALLS[name]
+    call(**right)
+    for argument in right:
+        refusals = []
+        for wrong in ODD:
+            try:
+                call(**{**right, argument: wrong})
+            except PositionError as refusal:
+                refusals.append(str(refusal))
+            except Exception as bare:
+                pytest.fail(f"{name}({argument}={wrong!r}) raises {type(bare).__name__}: {bare}")
+        assert len(refusals) > 5, argument
+        assert max(map(len, refusals)) < 700, argument

@@ -1,0 +1,251 @@
+"""Attention with a bias of coordinate differences: FlexAttention from the small table, or SDPA with the dense bias."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from torch.nn.functional import pad, scaled_dot_product_attention
+
+from visionpos.encodings.biasing import Biasing, check_prefix
+from visionpos.errors import PositionError
+from visionpos.geometry.grid import check_grid
+from visionpos.geometry.points import check_floats, known
+from visionpos.geometry.relative import linear_index
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch import Tensor
+
+    from visionpos.geometry.grid import Grid
+
+    ScoreMod = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
+
+How = Literal["auto", "flex", "dense"]
+
+
+def score_mod(
+    encoding: Biasing,
+    grid: Grid,
+    *,
+    prefix: int = 0,
+    layer: int = 0,
+    device: torch.device | None = None,
+) -> ScoreMod:
+    """Return the score function of a bias for `torch.nn.attention.flex_attention`.
+
+    It reads the bias of a pair at one place of the table of distinct differences: `table[head, row[q] - column[k]]`,
+    with one whole number a token on either side, so no division of token numbers and no n x n tensor. Memory:
+    `heads` times about 4 n numbers of the table for a square grid (8 n for a clip), and 2 n indices.
+
+    Compile FlexAttention for use: run eagerly it builds all scores. On the CPU torch has no gradients for it; on CUDA
+    the gradient of the table is a sum of atomic additions, in another order at every call. `attend` knows both.
+
+    Args:
+        encoding: any bias that is a function of differences.
+        grid: the lattice of the patches, of queries and keys alike.
+        prefix: leading tokens without position; their bias comes from the encoding's `prefix_values`.
+        layer: for encodings whose layers differ.
+        device: where to build; with the parameters when None.
+
+    Returns:
+        A function of score, batch, head, query and key. The bias enters in the dtype of the score.
+
+    Raises:
+        PositionError: if the encoding is no such bias, or grid, prefix, layer or device do not fit.
+
+    Example:
+        >>> from visionpos import AlibiSpec, Dims, Grid, build
+        >>> bias = build(AlibiSpec(metric="l1"), Dims(embed_dim=8, num_heads=1, depth=1))
+        >>> add = score_mod(bias, Grid(2, 3))
+        >>> add(torch.tensor(1.0), *torch.tensor([0, 0, 0, 5])) * 256  # cells (0, 0) and (1, 2)
+        tensor(253.)
+
+    Reference:
+        FlexAttention (arXiv 2412.05496).
+    """
+    _check_encoding(encoding)
+    check_grid(grid)
+    check_prefix(prefix)
+    table = encoding.of_layer(grid, layer, device=device)
+    rows, columns = linear_index(grid, device=table.device)
+    if prefix == 0:
+        columns = (
+            columns.clone()
+        )  # a view would tie a compiled graph to the sides of what it is a view of
+
+        def score(score: Tensor, b: Tensor, head: Tensor, q: Tensor, k: Tensor) -> Tensor:  # noqa: ARG001 (flex's)
+            return score + table[head, rows[q] - columns[k]].to(score.dtype)
+
+        return score
+    own = encoding.prefix_values()
+    own = table.new_zeros(table.shape[0], 3) if own is None else own.to(table.dtype)
+    return _framed(
+        torch.cat([own, table], dim=-1),
+        pad(rows + 3, (prefix, 0)),
+        pad(columns, (prefix, 0)),
+        prefix,
+    )
+
+
+def _framed(table: Tensor, rows: Tensor, columns: Tensor, prefix: int) -> ScoreMod:
+    """Return the score function with three numbers in front of the table for pairs with a prefix token."""
+
+    def score(score: Tensor, b: Tensor, head: Tensor, q: Tensor, k: Tensor) -> Tensor:  # noqa: ARG001 (flex's)
+        place = torch.where(k < prefix, 1, rows[q] - columns[k])
+        place = torch.where(q < prefix, torch.where(k < prefix, 2, 0), place)
+        return score + table[head, place].to(score.dtype)
+
+    return score
+
+
+def attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    encoding: Biasing,
+    grid: Grid,
+    *,
+    prefix: int = 0,
+    scale: float | None = None,
+    layer: int = 0,
+    how: How = "auto",
+) -> Tensor:
+    """Return attention with a bias added to its logits, `[b, heads, m, head_dim]`, m = prefix + n.
+
+    "flex" never holds an m x m tensor: its memory is the table of distinct differences (about 4 n numbers a head) and
+    the output. "dense" holds the bias, `heads` m x m numbers for the whole batch, in float32 or the dtype of q, and
+    gives it to SDPA. On the CPU SDPA holds one block of scores more, but where the bias learns it falls back to plain
+    arithmetic, which keeps `b * heads * m * m` probabilities for the backward pass and twice that while it runs. The
+    gradient of the table is summed over diagonals in a fixed order, see `visionpos.kernels.bias`.
+
+    Args:
+        q: `[b, heads, m, head_dim]`, any strides.
+        k: `[b, kv_heads, m, head_dim]`; grouped-query heads may be fewer, and then serve neighbouring queries.
+        v: `[b, kv_heads, m, head_dim or another width]`.
+        encoding: any bias that is a function of differences, on the device of q.
+        grid: the lattice of the patches.
+        prefix: leading tokens without position.
+        scale: factor on q.k; 1 / sqrt(head_dim) when None.
+        layer: for encodings whose layers differ.
+        how: "auto" is "flex" on CUDA where the bias does not learn, else "dense". "flex" on the CPU compiles at its
+            first call (some seconds), has no gradients, and is slower than "dense" where the bias fits into memory.
+            "flex" on CUDA gives a learned table its gradient by atomic additions, in no fixed order.
+
+    Returns:
+        The dtype of q. Under "flex" and on the CPU the bias is added in float32 or better; "dense" on CUDA rounds it
+        to the dtype of q first.
+
+    Raises:
+        PositionError: if heads, tokens, dtypes or devices do not fit, or "flex" is asked for what it cannot do.
+
+    Example:
+        >>> from visionpos import AlibiSpec, Dims, Grid, build
+        >>> bias = build(AlibiSpec(), Dims(embed_dim=8, num_heads=2, depth=1))
+        >>> q, k, v = torch.ones(3, 1, 2, 16, 4).unbind()
+        >>> attend(q, k, v, bias, Grid(3, 5), prefix=1).shape
+        torch.Size([1, 2, 16, 4])
+    """
+    _check_encoding(encoding)
+    check_grid(grid)
+    check_prefix(prefix)
+    if how not in ("auto", "flex", "dense"):
+        raise PositionError(f"how is {how!r}; it must be 'auto', 'flex' or 'dense'.")
+    _check_fit(q, k, v, encoding.dims.num_heads, prefix + grid.size)
+    grouped = q.shape[1] != k.shape[1]
+    if _is_flexible(q, k, v, encoding, how):
+        score = score_mod(encoding, grid, prefix=prefix, layer=layer, device=q.device)
+        out: Tensor = _flex()(q, k, v, score_mod=score, scale=scale, enable_gqa=grouped)
+        return out
+    table = encoding.of_layer(grid, layer, device=q.device)
+    bias = encoding.dense(table.to(_bias_dtype(q, table)), grid, prefix=prefix)
+    return scaled_dot_product_attention(
+        q, k, v, attn_mask=bias.unsqueeze(0), scale=scale, enable_gqa=grouped
+    )
+
+
+@cache
+def _compiled() -> Any:
+    """Return FlexAttention compiled for sizes that change; code, which depends on nothing."""
+    from torch.nn.attention.flex_attention import flex_attention
+
+    return torch.compile(flex_attention, dynamic=True)
+
+
+def _flex() -> Any:
+    """Return FlexAttention: a graph that is being compiled takes it in as it is."""
+    if torch.compiler.is_compiling():
+        from torch.nn.attention.flex_attention import flex_attention
+
+        return flex_attention
+    return _compiled()
+
+
+def _is_flexible(q: Tensor, k: Tensor, v: Tensor, encoding: Biasing, how: str) -> bool:
+    """Return whether FlexAttention is to be taken.
+
+    Raises:
+        PositionError: if it is asked for, and cannot be had.
+    """
+    grad = torch.is_grad_enabled()
+    learns = grad and any(weight.requires_grad for weight in encoding.parameters())
+    if how == "dense" or not q.numel() or not v.numel():
+        return False
+    if how == "auto":
+        fits = q.shape[-1] >= 16 and q.dtype != torch.float64 and known(q)
+        return q.is_cuda and fits and not learns
+    moves = learns or (grad and any(x.requires_grad for x in (q, k, v)))
+    if q.device.type not in ("cpu", "cuda") or (moves and not q.is_cuda):
+        raise PositionError(
+            f"how is 'flex' on {q.device.type}{' with gradients' if moves else ''}; FlexAttention needs CUDA, or the "
+            "CPU without gradients. Use how='dense', or torch.no_grad()."
+        )
+    return True
+
+
+def _bias_dtype(q: Tensor, table: Tensor) -> torch.dtype:
+    """Return the dtype of a dense bias: SDPA takes that of q, and float32 beside halves on the CPU."""
+    keeps = q.device.type == "cpu" and q.dtype.itemsize < 4 and table.dtype.itemsize >= 4
+    return torch.float32 if keeps else q.dtype
+
+
+def _check_encoding(encoding: object) -> None:
+    """Refuse what is no bias of differences."""
+    if not isinstance(encoding, Biasing):
+        raise PositionError(
+            f"encoding is {type(encoding).__name__}; a bias that is a function of coordinate differences is required. "
+            "Build one of the door Biasing: a table, log bias, ALiBi, T5, KERPLE, FIRE or LookHere."
+        )
+
+
+def _check_fit(q: Tensor, k: Tensor, v: Tensor, heads: int, tokens: int) -> None:
+    """Refuse queries, keys and values that do not fit the bias or each other."""
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        check_floats(x, name)
+        if x.ndim != 4 or x.shape[2] != tokens:
+            raise PositionError(
+                f"{name} has shape {tuple(x.shape)}; [b, heads, {tokens}, head_dim] is required: prefix and every cell "
+                "of the grid. Pass the grid of these tokens, and the prefix."
+            )
+        if x.dtype != q.dtype or x.device != q.device:
+            raise PositionError(
+                f"{name} is {x.dtype} on {x.device} and q {q.dtype} on {q.device}; they must agree. Cast or move it."
+            )
+    if q.shape[1] != heads:
+        raise PositionError(
+            f"q has {q.shape[1]} heads and the bias {heads}; they must agree. Build the bias with the Dims of the model."
+        )
+    batches = {x.shape[0] for x in (q, k, v)}
+    if (
+        len(batches) > 1
+        or not k.shape[1]
+        or k.shape[1] != v.shape[1]
+        or heads % k.shape[1]
+        or q.shape[-1] != k.shape[-1]
+    ):
+        raise PositionError(
+            f"q, k and v have shapes {tuple(q.shape)}, {tuple(k.shape)} and {tuple(v.shape)}; one batch, one head_dim "
+            "of q and k, and kv heads that divide the heads of q are required."
+        )

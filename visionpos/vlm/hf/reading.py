@@ -1,0 +1,236 @@
+"""Reading: a transformers config becomes a family, with what the checkpoint says laid over the family's data."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from visionpos import config as configs
+from visionpos.errors import ConfigError, PositionError
+from visionpos.vlm.families import Family, family
+from visionpos.vlm.loading import VENDOR
+from visionpos.vlm.rules import Rule
+
+TRANSFORMERS = "transformers"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Served:
+    """What a model type of transformers is called here.
+
+    Args:
+        family: name of the family.
+        variant: of the family.
+        turning: part of a head that turns where the config says nothing, as the class of the config fills it in.
+        time_last: whether sections are written rows, columns, time.
+        by_tokens: whether token types, or token ids, and grids say where every token stands.
+        typed: whether `get_rope_index` is given token types; else it looks for token ids.
+    """
+
+    family: str
+    variant: str | None = None
+    turning: float = 1.0
+    time_last: bool = False
+    by_tokens: bool = True
+    typed: bool = True
+
+
+SERVED = {
+    "cohere_compass": Served(family="cohere_compass"),
+    "cosmos3_edge": Served(family="cosmos3", variant="edge"),
+    "cosmos3_omni": Served(family="cosmos3", variant="omni"),
+    "ernie4_5_vl_moe": Served(family="ernie4_5_vl", time_last=True),
+    "glm46v": Served(family="glm46v"),
+    "glm4v": Served(family="glm4v"),
+    "glm4v_moe": Served(family="glm4v_moe", turning=0.5),
+    "glm_image": Served(family="glm_image", by_tokens=False, typed=False),
+    "glm_ocr": Served(family="glm_ocr"),
+    "hunyuan_vl": Served(family="hunyuan_vl"),
+    "hy_v4_vl": Served(family="hy_v4_vl"),
+    "minicpmv4_7": Served(family="minicpm_v4_7", turning=0.25, by_tokens=False),
+    "paddleocr_vl": Served(family="paddleocr_vl"),
+    "qwen2_5_omni": Served(family="qwen2_5_omni", typed=False),
+    "qwen2_5_omni_thinker": Served(family="qwen2_5_omni", typed=False),
+    "qwen2_5_vl": Served(family="qwen2_5_vl"),
+    "qwen2_vl": Served(family="qwen2_vl"),
+    "qwen3_5": Served(family="qwen3_5", turning=0.25),
+    "qwen3_5_moe": Served(family="qwen3_5", turning=0.25),
+    "qwen3_omni_moe": Served(family="qwen3_omni", typed=False),
+    "qwen3_omni_moe_thinker": Served(family="qwen3_omni", typed=False),
+    "qwen3_vl": Served(family="qwen3_vl"),
+    "qwen3_vl_moe": Served(family="qwen3_vl"),
+    "qwen4_exp": Served(family="qwen3_5"),
+}
+
+
+def served_types() -> tuple[str, ...]:
+    """Return the model types of transformers that have a family here, sorted.
+
+    Example:
+        >>> served_types()[-3:]
+        ('qwen3_vl', 'qwen3_vl_moe', 'qwen4_exp')
+    """
+    return tuple(sorted(SERVED))
+
+
+def family_of(
+    config: Any, dialect: str | None = None, overlay: Mapping[str, Any] | None = None
+) -> Family:
+    """Return the family that a transformers config describes.
+
+    Patch and merge sizes, ids a second, and the rotary layout are the config's; what it leaves out is the family's.
+    The layout may stand under `rope_parameters` or `rope_scaling`, in a nested `text_config` or flat.
+
+    Args:
+        config: a config object, or the mapping of a `config.json`.
+        dialect: whose rules to follow; "vendor" where None. "transformers" is accepted of every family: where the two
+            agree it is the same.
+        overlay: your own changes in the family's grammar, laid on last.
+
+    Raises:
+        PositionError: if the model type has no family here; the message lists those that have.
+        ConfigError: if it is no config, or its rotary layout cannot be: sections that do not fill the head, a scaling
+            other than default, YaRN and alpha.
+
+    Example:
+        >>> rope = {"type": "mrope", "mrope_section": [16, 24, 24]}
+        >>> flat = {
+        ...     "model_type": "qwen2_vl",
+        ...     "hidden_size": 1536,
+        ...     "num_attention_heads": 12,
+        ...     "rope_scaling": rope,
+        ... }
+        >>> family_of(flat).spec.language.head_dim
+        128
+    """
+    data, served = _read(config)
+    mine = _sizes(data)
+    language = _family(served, dialect, mine).spec.language
+    if language is not None:
+        mine["language"] = _language(data, served, language.head_dim)
+    return _family(served, dialect, configs.overlay(mine, overlay or {}))
+
+
+def placing_family(config: Any, dialect: str | None) -> tuple[Family, Served, dict[str, Any]]:
+    """Return the family of a config for ids alone, without its rotary layout, and the config as data.
+
+    Raises:
+        PositionError: if the model type is not served, or its ids are not told by token types and grids.
+    """
+    data, served = _read(config)
+    if not served.by_tokens:
+        able = ", ".join(name for name in served_types() if SERVED[name].by_tokens)
+        raise PositionError(
+            f"model type {data['model_type']!r} places tokens by more than types and grids; one of {able} is required. "
+            "Take the ids of its streams from family_of(config)."
+        )
+    return _family(served, dialect, _sizes(data)), served, data
+
+
+def rule_of(fam: Family) -> Rule:
+    """Return the position rule of a family.
+
+    Raises:
+        PositionError: if it has none.
+    """
+    if fam.spec.rule is None:
+        raise PositionError(
+            f"{fam.name} has no position rule in its data. Add `rule:` by overlay, such as {{axes: [index]}}."
+        )
+    return fam.spec.rule
+
+
+def _family(served: Served, dialect: str | None, overlay: Mapping[str, Any]) -> Family:
+    """Return the family in a dialect; families with one rule have it in every dialect of transformers."""
+    plain = family(served.family, variant=served.variant)
+    if dialect == TRANSFORMERS and TRANSFORMERS not in plain.dialects:
+        dialect = VENDOR
+    return family(served.family, dialect=dialect, variant=served.variant, overlay=overlay)
+
+
+def _read(config: Any) -> tuple[dict[str, Any], Served]:
+    """Return a config as plain data, that of the part which reads the prompt, and what it is called here."""
+    plain = config.to_dict() if callable(getattr(config, "to_dict", None)) else config
+    if not isinstance(plain, Mapping):
+        raise ConfigError(
+            f"config is a {type(config).__name__}; a transformers config or the mapping of its config.json is "
+            "required. Pass model.config."
+        )
+    data = dict(plain)
+    kind = data.get("model_type")
+    if isinstance(data.get("thinker_config"), Mapping):
+        data = dict(data["thinker_config"])
+    served = SERVED.get(kind) if isinstance(kind, str) else None
+    if served is None:
+        raise PositionError(
+            f"model_type is {kind!r}; one of {', '.join(served_types())} is required. Use family(name) for families "
+            "that transformers places one-dimensionally."
+        )
+    data["model_type"] = kind
+    return data, served
+
+
+def _part(data: Mapping[str, Any], name: str) -> dict[str, Any]:
+    part = data.get(name)
+    return dict(part) if isinstance(part, Mapping) else {}
+
+
+def _sizes(data: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the overlay of grid and rule: patch, merge, ids a second, frames a time step."""
+    vision = _part(data, "vision_config")
+    grid = {
+        ours: int(vision[theirs])
+        for ours, theirs in (("patch", "patch_size"), ("merge", "spatial_merge_size"))
+        if isinstance(vision.get(theirs), int)
+    }
+    rule: dict[str, Any] = {}
+    rate = data.get("position_id_per_seconds", vision.get("tokens_per_second"))
+    if rate is not None:
+        rule["frame_step"] = {"per_second": rate}
+    if vision.get("temporal_merge_size") is not None:
+        rule["temporal_merge"] = vision["temporal_merge_size"]
+    return {name: part for name, part in (("grid", grid), ("rule", rule)) if part}
+
+
+def _language(data: Mapping[str, Any], served: Served, head_dim: int) -> dict[str, Any]:
+    """Return the overlay of the rotary layout."""
+    text = _part(data, "text_config") or dict(data)
+    rope = {**_part(text, "rope_parameters"), **_part(text, "rope_scaling")}
+    width, heads = text.get("hidden_size"), text.get("num_attention_heads")
+    head = text.get("qk_rope_head_dim") or text.get("head_dim") or text.get("attention_head_dim")
+    if head is None:
+        head = width // heads if width and heads else head_dim
+    turning = rope.get("partial_rotary_factor", text.get("partial_rotary_factor"))
+    layout: dict[str, Any] = {
+        "head_dim": head,
+        "rotary_dim": int(head * (served.turning if turning is None else turning)),
+    }
+    theta = rope.get("rope_theta", text.get("rope_theta"))
+    if theta is not None:
+        layout["theta"] = theta
+    sections = rope.get("mrope_section") or rope.get("xdrope_section")
+    if sections:
+        layout["sections"] = (
+            [*sections[-1:], *sections[:-1]] if served.time_last else list(sections)
+        )
+    scaling = _scaling(rope, text)
+    return {**layout, **({} if scaling is None else {"scaling": scaling})}
+
+
+def _scaling(rope: Mapping[str, Any], text: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return how the ladder is stretched, None for not at all."""
+    kind = rope.get("rope_type", rope.get("type", "default"))
+    if kind == "yarn":
+        original = rope.get("original_max_position_embeddings", text.get("max_position_embeddings"))
+        given = {"kind": "yarn", "factor": rope.get("factor"), "original_positions": original}
+        named = ("beta_fast", "beta_slow", "attention_factor")
+        return given | {name: rope[name] for name in named if rope.get(name) is not None}
+    if kind in ("xdrope", "dynamic") and rope.get("alpha"):
+        return {"kind": "ntk_alpha", "alpha": rope["alpha"]}
+    if kind not in ("default", "mrope", "xdrope", None):
+        raise ConfigError(
+            f"rope_type is {kind!r}; default, mrope, yarn, or dynamic with alpha is required. Take position ids alone, "
+            "from attach or family(name), and leave the rotation to the model."
+        )
+    return None
