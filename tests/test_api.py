@@ -18,6 +18,7 @@ ROOMS = (
     "visionpos.encodings",
     "visionpos.vlm",
     "visionpos.retrofit",
+    "visionpos.vlm.hf",
 )
 
 

@@ -101,7 +101,7 @@ def shipped(folder: str) -> dict[str, Traversable]:
     """Return name -> file of the YAML files that come with the package, sorted by name.
 
     Args:
-        folder: "encodings", "retrofit" or "vlm".
+        folder: "dialects", "encodings", "hf", "retrofit" or "vlm".
     """
     root: Traversable = resources.files("visionpos") / "configs"
     if not root.is_dir():  # an editable install reads the checkout

@@ -140,6 +140,8 @@ def test_gradient_in_half_precision(hw, seed):
         assert_close_to(ours, torch.from_numpy(target).float())
 
 
+# torch compiles its own rules of forward derivatives with a part of itself that it has deprecated.
+@pytest.mark.filterwarnings("ignore:`torch.jit:FutureWarning")
 @pytest.mark.parametrize("sides", [(2, 3), (3, 1), (2, 2, 1)])
 def test_gradient_check(sides, stretches):
     """Backward, forward and second derivatives, also where only one of the two learns."""
@@ -191,6 +193,7 @@ def test_invariant_inputs_stay(stretches):
     assert torch.equal(own, kept[1])
 
 
+@pytest.mark.filterwarnings("ignore:`torch.jit:FutureWarning")
 def test_invariant_other_interpreters(stretches):
     """Under vmap, torch.func, tracing and fake tensors: the same numbers, no strides of a form that is not there."""
     grid, (table, own) = Grid(4, 5), drawn((4, 5))

@@ -1,7 +1,6 @@
 """score_mod and attend: attention of a float64 loop, whichever path forms it."""
 
 import inspect
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -153,8 +152,8 @@ def test_reference_grouped_queries(kv):
     v = torch.randn(2, kv, 17, 6, dtype=torch.float64)
     target = attention(q, k, v, framed("beit", module, (3, 5), 2))
     assert_close_to(attend(q, k, v, module, Grid(3, 5), prefix=2), target)
-    score = score_mod(module, Grid(3, 5), prefix=2)
     with torch.no_grad():
+        score = score_mod(module, Grid(3, 5), prefix=2)
         assert_close_to(flex_attention(q, k, v, score_mod=score, enable_gqa=True), target)
 
 
@@ -199,7 +198,8 @@ def test_shape_of_no_image(how):
     assert out.shape == (0, 4, 16, 8)
     if how != "flex":
         out.sum().backward()
-        assert module.table.grad.abs().sum() == 0
+        grad = module.table.grad  # torch leaves the bias of an empty batch out
+        assert grad is None or not grad.any()
 
 
 @pytest.mark.parametrize("name", SPECS)
@@ -285,19 +285,31 @@ def test_error_flex_on_the_cpu_has_no_gradients():
 @pytest.mark.slow
 @pytest.mark.parametrize("prefix", [0, 1, 5])
 def test_compile_flex(prefix):
-    """Compiled FlexAttention over rectangles, rows, columns and one token: the numbers of the float64 loop."""
-    dims = replace(DIMS, embed_dim=64)
-    for name in ("swin", "alibi_l1"):
-        module = vp.build(SPECS[name], dims)
-        for weight in module.parameters():
-            weight.data.normal_()
-        for hw in ((5, 7), (7, 5), (13, 11), (1, 7), (7, 1), (1, 1), (6, 6)):
+    """On the CPU over a rectangle, a row, a column and one token; another model of that shape: no new graph."""
+    torch._dynamo.reset()
+    graphs = torch._dynamo.utils.counters["stats"]
+    for hw in ((5, 7), (1, 7), (7, 1), (1, 1)):
+        for seed in (0, 1):
+            module = biasing("swin", seed).float()
             q, k, v = inputs(prefix + hw[0] * hw[1], d=16, dtype=torch.float32)
+            before = graphs["unique_graphs"]
             with torch.no_grad():
                 out = attend(q, k, v, module, Grid(*hw), prefix=prefix, how="flex")
-            bias = oracle.framed(expected(name, module.double(), hw), np.zeros((4, 3)), prefix)
-            module.float()
-            assert_close_to(out, attention(q, k, v, bias))
+            assert graphs["unique_graphs"] - before == int(seed == 0)
+            module = biasing("swin", seed)
+            assert_close_to(out, attention(q, k, v, framed("swin", module, hw, prefix)))
+
+
+@pytest.mark.slow
+def test_compile_more_sizes_than_torch_keeps():
+    """Ten sizes, grouped queries, bfloat16: no silent fall back to eager scores."""
+    module = vp.build(AlibiSpec(), DIMS)
+    for width in range(2, 12):
+        q, k, v = inputs(3 * width, kv=2, d=16, dtype=torch.bfloat16)
+        with torch.no_grad():
+            out = attend(q, k, v, module, Grid(3, width), how="flex")
+        target = attention(q, k, v, expected("alibi_l2", module, (3, width)))
+        assert (out.double() - target).norm() < 2 * 2**-8 * target.norm()
 
 
 @pytest.mark.slow

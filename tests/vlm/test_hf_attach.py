@@ -14,9 +14,9 @@ from tests.vlm import tiny_models
 from visionpos.errors import PositionError
 from visionpos.vlm import family
 from visionpos.vlm.hf import attach, diff, served_types
-from visionpos.vlm.hf.reading import SERVED
+from visionpos.vlm.hf.reading import served_rows
 
-PLACED = [name for name in served_types() if SERVED[name].by_tokens]
+PLACED = [name for name in served_types() if served_rows()[name].by_tokens]
 # Families whose clips are one block: only there do the two rules part (facts/mrope.md 0.1).
 PARTING = {"qwen2_vl", "qwen2_5_vl", "ernie4_5_vl_moe"}
 
@@ -50,7 +50,7 @@ def test_agrees_with_the_installed_method(name: str) -> None:
     owner = tiny_models.owner(name, config(name))
     own = type(owner).get_rope_index
     with attach(owner, "transformers") as attachment:
-        assert attachment.family.name == SERVED[name].family
+        assert attachment.family.name == served_rows()[name].family
         assert owner.get_rope_index is not own
     assert owner.get_rope_index.__func__ is own
 

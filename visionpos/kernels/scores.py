@@ -40,8 +40,9 @@ def score_mod(
     with one whole number a token on either side, so no division of token numbers and no n x n tensor. Memory:
     `heads` times about 4 n numbers of the table for a square grid (8 n for a clip), and 2 n indices.
 
-    Compile FlexAttention for use: run eagerly it builds all scores. On the CPU torch has no gradients for it; on CUDA
-    the gradient of the table is a sum of atomic additions, in another order at every call. `attend` knows both.
+    Compile FlexAttention for use: run eagerly it builds all scores. On the CPU torch has no gradients for it, and
+    graphs with dynamic sizes may fail in its C++ compiler: use `dynamic=False`. On CUDA the gradient of the table is a
+    sum of atomic additions, in another order at every call. `attend` knows all three.
 
     Args:
         encoding: any bias that is a function of differences.
@@ -130,9 +131,9 @@ def attend(
         prefix: leading tokens without position.
         scale: factor on q.k; 1 / sqrt(head_dim) when None.
         layer: for encodings whose layers differ.
-        how: "auto" is "flex" on CUDA where the bias does not learn, else "dense". "flex" on the CPU compiles at its
-            first call (some seconds), has no gradients, and is slower than "dense" where the bias fits into memory.
-            "flex" on CUDA gives a learned table its gradient by atomic additions, in no fixed order.
+        how: "auto" is "flex" on CUDA where the bias does not learn, else "dense". "flex" on the CPU compiles for
+            every new shape (some seconds), has no gradients, and is slower than "dense" where the bias fits into
+            memory. "flex" on CUDA gives a learned table its gradient by atomic additions, in no fixed order.
 
     Returns:
         The dtype of q. Under "flex" and on the CPU the bias is added in float32 or better; "dense" on CUDA rounds it
@@ -157,8 +158,7 @@ def attend(
     grouped = q.shape[1] != k.shape[1]
     if _is_flexible(q, k, v, encoding, how):
         score = score_mod(encoding, grid, prefix=prefix, layer=layer, device=q.device)
-        out: Tensor = _flex()(q, k, v, score_mod=score, scale=scale, enable_gqa=grouped)
-        return out
+        return _flex(q, k, v, score_mod=score, scale=scale, enable_gqa=grouped)
     table = encoding.of_layer(grid, layer, device=q.device)
     bias = encoding.dense(table.to(_bias_dtype(q, table)), grid, prefix=prefix)
     return scaled_dot_product_attention(
@@ -167,20 +167,28 @@ def attend(
 
 
 @cache
-def _compiled() -> Any:
-    """Return FlexAttention compiled for sizes that change; code, which depends on nothing."""
+def _compiled(device: str) -> Any:
+    """Return FlexAttention compiled; code, which depends on nothing but the kind of device.
+
+    On the CPU every size has a graph of its own: with symbols for sizes torch 2.14 writes C++ that does not compile,
+    since it puts its block sizes in by replacing text, "ks1" in "ks12" too.
+    """
     from torch.nn.attention.flex_attention import flex_attention
 
-    return torch.compile(flex_attention, dynamic=True)
+    return torch.compile(flex_attention, dynamic=False if device == "cpu" else None, fullgraph=True)
 
 
-def _flex() -> Any:
-    """Return FlexAttention: a graph that is being compiled takes it in as it is."""
+def _flex(q: Tensor, k: Tensor, v: Tensor, **how: Any) -> Tensor:
+    """Return what FlexAttention gives; a graph that is being compiled takes it in as it is."""
     if torch.compiler.is_compiling():
         from torch.nn.attention.flex_attention import flex_attention
 
-        return flex_attention
-    return _compiled()
+        inside: Tensor = flex_attention(q, k, v, **how)
+        return inside
+    # Beyond torch's limit of 8 graphs it would run eagerly, and build all scores.
+    with torch._dynamo.config.patch(recompile_limit=1024, accumulated_recompile_limit=4096):  # noqa: SLF001
+        out: Tensor = _compiled(q.device.type)(q, k, v, **how)
+    return out
 
 
 def _is_flexible(q: Tensor, k: Tensor, v: Tensor, encoding: Biasing, how: str) -> bool:
@@ -235,7 +243,7 @@ def _check_fit(q: Tensor, k: Tensor, v: Tensor, heads: int, tokens: int) -> None
             )
     if q.shape[1] != heads:
         raise PositionError(
-            f"q has {q.shape[1]} heads and the bias {heads}; they must agree. Build the bias with the Dims of the model."
+            f"q has {q.shape[1]} heads and the bias {heads}; they must agree. Build the bias with the model's Dims."
         )
     batches = {x.shape[0] for x in (q, k, v)}
     if (

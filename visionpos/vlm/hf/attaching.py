@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from visionpos.errors import PositionError
 from visionpos.vlm.families import Family
 from visionpos.vlm.hf.probing import Probe, probes, token_of
-from visionpos.vlm.hf.reading import SERVED, TRANSFORMERS, placing_family, rule_of
+from visionpos.vlm.hf.reading import TRANSFORMERS, placing_family, rule_of, served_rows
 from visionpos.vlm.ids import PositionIds
 from visionpos.vlm.pieces import AUDIO, IMAGE, TEXT, VIDEO
 from visionpos.vlm.rules import Delta
@@ -151,9 +151,9 @@ def owner_of(model: nn.Module) -> nn.Module:
         )
     found = [one for one in model.modules() if callable(getattr(type(one), METHOD, None))]
     for one in found:
-        if getattr(getattr(one, "config", None), "model_type", None) in SERVED:
+        if getattr(getattr(one, "config", None), "model_type", None) in served_rows():
             return one
-    able = ", ".join(name for name, served in sorted(SERVED.items()) if served.by_tokens)
+    able = ", ".join(name for name, one in sorted(served_rows().items()) if one.by_tokens)
     kind = getattr(getattr(model, "config", None), "model_type", type(model).__name__)
     raise PositionError(
         f"model {kind!r} has no {METHOD} that is served; one of {able} is required. Models with one-dimensional ids "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from visionpos import config as configs
@@ -36,32 +37,12 @@ class Served:
     typed: bool = True
 
 
-SERVED = {
-    "cohere_compass": Served(family="cohere_compass"),
-    "cosmos3_edge": Served(family="cosmos3", variant="edge"),
-    "cosmos3_omni": Served(family="cosmos3", variant="omni"),
-    "ernie4_5_vl_moe": Served(family="ernie4_5_vl", time_last=True),
-    "glm46v": Served(family="glm46v"),
-    "glm4v": Served(family="glm4v"),
-    "glm4v_moe": Served(family="glm4v_moe", turning=0.5),
-    "glm_image": Served(family="glm_image", by_tokens=False, typed=False),
-    "glm_ocr": Served(family="glm_ocr"),
-    "hunyuan_vl": Served(family="hunyuan_vl"),
-    "hy_v4_vl": Served(family="hy_v4_vl"),
-    "minicpmv4_7": Served(family="minicpm_v4_7", turning=0.25, by_tokens=False),
-    "paddleocr_vl": Served(family="paddleocr_vl"),
-    "qwen2_5_omni": Served(family="qwen2_5_omni", typed=False),
-    "qwen2_5_omni_thinker": Served(family="qwen2_5_omni", typed=False),
-    "qwen2_5_vl": Served(family="qwen2_5_vl"),
-    "qwen2_vl": Served(family="qwen2_vl"),
-    "qwen3_5": Served(family="qwen3_5", turning=0.25),
-    "qwen3_5_moe": Served(family="qwen3_5", turning=0.25),
-    "qwen3_omni_moe": Served(family="qwen3_omni", typed=False),
-    "qwen3_omni_moe_thinker": Served(family="qwen3_omni", typed=False),
-    "qwen3_vl": Served(family="qwen3_vl"),
-    "qwen3_vl_moe": Served(family="qwen3_vl"),
-    "qwen4_exp": Served(family="qwen3_5"),
-}
+@lru_cache(maxsize=1)
+def served_rows() -> dict[str, Served]:
+    """Return model type -> what it is called here, as configs/hf/model_types.yaml has it."""
+    text = configs.shipped("hf")["model_types"].read_text(encoding="utf-8")
+    types: dict[str, dict[str, Any]] = configs.read_yaml(text, source="model_types.yaml")["types"]
+    return {kind: Served(**row) for kind, row in types.items()}
 
 
 def served_types() -> tuple[str, ...]:
@@ -71,7 +52,7 @@ def served_types() -> tuple[str, ...]:
         >>> served_types()[-3:]
         ('qwen3_vl', 'qwen3_vl_moe', 'qwen4_exp')
     """
-    return tuple(sorted(SERVED))
+    return tuple(sorted(served_rows()))
 
 
 def family_of(
@@ -120,7 +101,7 @@ def placing_family(config: Any, dialect: str | None) -> tuple[Family, Served, di
     """
     data, served = _read(config)
     if not served.by_tokens:
-        able = ", ".join(name for name in served_types() if SERVED[name].by_tokens)
+        able = ", ".join(name for name in served_types() if served_rows()[name].by_tokens)
         raise PositionError(
             f"model type {data['model_type']!r} places tokens by more than types and grids; one of {able} is required. "
             "Take the ids of its streams from family_of(config)."
@@ -161,7 +142,7 @@ def _read(config: Any) -> tuple[dict[str, Any], Served]:
     kind = data.get("model_type")
     if isinstance(data.get("thinker_config"), Mapping):
         data = dict(data["thinker_config"])
-    served = SERVED.get(kind) if isinstance(kind, str) else None
+    served = served_rows().get(kind) if isinstance(kind, str) else None
     if served is None:
         raise PositionError(
             f"model_type is {kind!r}; one of {', '.join(served_types())} is required. Use family(name) for families "
