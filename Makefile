@@ -54,6 +54,7 @@ bench: $(READY)  ## paired ratios against named peers
 	$(BIN)/python -m benchmarks.run
 	$(BIN)/python -m benchmarks.rotation
 	$(BIN)/python -m benchmarks.bias
+	$(BIN)/python -m benchmarks.attention_bias
 	$(BIN)/python -m benchmarks.planning
 	$(BIN)/python -m benchmarks.packing
 	$(BIN)/python -m benchmarks.ids

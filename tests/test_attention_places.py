@@ -5,6 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from visionpos import Rotation
 from visionpos.attention import rotate, rotate_, rotate_packed_
@@ -200,3 +201,64 @@ def test_error_places() -> None:
         rotate_packed_(torch.randn(1, 5, 6, 8), rot, kv_heads=3)
     with pytest.raises(PositionError, match="qkv is a leaf"):
         rotate_packed_(torch.randn(1, 5, 3, 2, 8, requires_grad=True), rot)
+
+
+@pytest.mark.parametrize("lead", [(), (3,)], ids=str)
+@pytest.mark.parametrize("trains", [False, True])
+def test_packed_whose_kinds_lie_inside_heads(lead: tuple[int, ...], *, trains: bool) -> None:
+    """Megatron's `[b, n, heads, 3, head_dim]`, transposed to the form asked for, has no view of all heads in a row."""
+    base = torch.randn(2, 9, 3, 3, 20, dtype=torch.float64, requires_grad=trains)
+    rot = rotation(*lead, 7, 8, dtype=torch.float64)
+    qkv = (base * 1).transpose(2, 3)
+    before = qkv.detach().clone()
+    out = rotate_packed_(qkv, rot, prefix=1, suffix=1)
+    assert out is qkv
+    q, k = plain(*(before[:, :, i].transpose(1, 2) for i in (0, 1)), rot, prefix=1, suffix=1)
+    wanted = torch.stack([q.transpose(1, 2), k.transpose(1, 2), before[:, :, 2]], dim=2)
+    assert torch.allclose(out, wanted, rtol=0, atol=1e-14)
+    if trains:  # a turn keeps lengths: the gradient of a squared norm is twice what was there
+        out.square().sum().backward()
+        assert base.grad is not None
+        assert torch.allclose(base.grad, 2 * base, rtol=0, atol=1e-13)
+
+
+@pytest.mark.parametrize("how", ["unbind", "split", "no_grad"])
+def test_error_views_that_autograd_does_not_let_be_written_to(how: str) -> None:
+    """The usual line q, k, v = qkv.unbind(2), in training; without gradients it works."""
+    rot, qkv = rotation(5, 8), torch.randn(3, 1, 2, 5, 16, requires_grad=True)
+    cut = (qkv * 1).unbind() if how == "unbind" else (qkv * 1).split(1)
+    if how == "no_grad":
+        leaf = qkv * 1
+        with torch.no_grad():
+            cut = (leaf[0], leaf[1], leaf[2])
+    before = [part.detach().clone() for part in cut[:2]]
+    parts = [part.reshape(1, 2, 5, 16) for part in cut[:2]]
+    with pytest.raises(PositionError, match="q is one of several views"):
+        rotate_(*parts, rot)
+    assert all(torch.equal(x, y) for x, y in zip(cut, before, strict=False))
+    with torch.no_grad():
+        wanted = plain(*parts, rot)
+        assert all(close(x, y) for x, y in zip(rotate_(*parts, rot), wanted, strict=True))
+
+
+def test_error_tensors_of_inference_mode() -> None:
+    rot = rotation(5, 8)
+    with torch.inference_mode():
+        q, k = torch.randn(1, 2, 5, 16), torch.randn(1, 2, 5, 16)
+        wanted = plain(q, k, rot)
+        assert close(rotate_(q, k, rot)[0], wanted[0])
+    with pytest.raises(PositionError, match="q was made in inference mode"):
+        rotate_(q, k, rot)
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:FutureWarning")
+@pytest.mark.parametrize("pairing", ["half", "adjacent"])
+def test_forward_mode_and_vmap(pairing: str) -> None:
+    """A turn is linear: what goes forward is the turn of the tangent."""
+    rot, q, t = rotation(5, 8, pairing=pairing), torch.randn(2, 3, 5, 16), torch.randn(2, 3, 5, 16)
+    with forward_ad.dual_level():
+        both = rotate(forward_ad.make_dual(q, t), forward_ad.make_dual(2 * q, t), rot)
+        found = [forward_ad.unpack_dual(x).tangent for x in both]
+    assert all(x is not None and close(x, rot.apply(t)) for x in found)
+    turned = torch.vmap(lambda x: rotate_(x.clone(), 2 * x, rot)[0])(q)
+    assert close(turned, plain(q, q, rot)[0])

@@ -177,7 +177,7 @@ def test_error_dims(sizes, match):
         Dims(**{"embed_dim": 384, "num_heads": 6, "depth": 12, **sizes})
 
 
-@pytest.mark.parametrize("spec", ["dinov3", None, CoordSpec(), vp.AxialRopeSpec])
+@pytest.mark.parametrize("spec", [None, CoordSpec(), vp.AxialRopeSpec])
 def test_error_build(spec):
     """Only a Spec instance builds; the message lists the classes."""
     match = r"spec is .*; one of .*AxialRopeSpec, .*SinCosSpec.* is required"

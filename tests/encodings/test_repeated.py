@@ -8,6 +8,7 @@ from unittest.mock import patch
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import prune
 
 from visionpos import Dims, Grid
 from visionpos.encodings import Fire, FireSpec, LogBias, LogBiasSpec
@@ -147,3 +148,43 @@ def test_functional_call_and_vmap() -> None:
         loaded(module)
         assert torch.equal(found, module(GRID))
     assert torch.allclose(both[1], found, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["log", "fire"])
+def test_mask_of_pruning_is_seen(kind: str) -> None:
+    """The weights stay when a mask is drawn anew: it is a buffer."""
+    module = made(kind)
+    with torch.no_grad():
+        prune.l1_unstructured(module.out, "weight", 0.5)
+        before = module.distinct(GRID)
+        prune.random_unstructured(module.out, "weight", 0.5)
+        after = module.distinct(GRID)
+        wanted = module.train().distinct(GRID)
+    assert torch.equal(after, wanted)
+    assert not torch.allclose(after, before)
+
+
+@pytest.mark.filterwarnings(
+    "ignore:.torch.jit.script. is deprecated:FutureWarning"
+)  # torch's own forward mode
+@pytest.mark.parametrize("kind", ["log", "fire"])
+def test_nothing_of_a_transform_is_kept(kind: str) -> None:
+    module = made(kind)
+
+    def scaled(x: Tensor) -> Tensor:
+        with torch.no_grad():
+            table = module.distinct(GRID)
+        return (table * x).sum()
+
+    torch.func.grad(scaled)(torch.tensor(1.0))
+    pickle.dumps(module)
+    with torch.no_grad():
+        assert torch.equal(module.distinct(GRID), fresh(module))
+        bias = {"out.bias": module.state_dict()["out.bias"]} if kind == "fire" else {}
+        for name, value in bias.items():  # added to every entry, so the tangent is 1
+            _, tangent = torch.func.jvp(
+                lambda v, name=name: torch.func.functional_call(module, {name: v}, (GRID,)),
+                (value,),
+                (torch.ones_like(value),),
+            )
+            assert torch.equal(tangent, torch.ones_like(tangent))

@@ -556,3 +556,23 @@ def test_error_extents():
 def test_error_border_and_boundaries(fields, match):
     with pytest.raises(PositionError, match=match):
         Recipe(**fields)
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:FutureWarning")
+def test_invariant_transforms_of_torch_func_leave_nothing_behind():
+    """Weights made while a gradient is taken belong to that gradient, and are not kept for the next call."""
+    source, target = Grid(3, 4), Grid(7, 19)  # sides of no other test
+    table = torch.randn(12, 4)
+
+    def run(table):
+        return vp.resample(table, source=source, target=target, recipe="timm")
+
+    torch.func.grad(lambda x: (x * run(table)).sum())(torch.tensor(1.0))
+    plain = run(table)
+    assert plain.numpy().shape == (133, 4)  # a tensor of a transform has no memory
+    assert relative(plain.double(), moved(table, source, target, "timm")) < 2e-6
+    with torch.autograd.forward_ad.dual_level():
+        dual = torch.autograd.forward_ad.make_dual(table, table)
+        tangent = torch.autograd.forward_ad.unpack_dual(run(dual)).tangent
+    assert tangent is not None
+    assert relative(tangent, plain) < 1e-6

@@ -84,3 +84,23 @@ def test_mixed_rope_takes_it_and_jitter_keeps_lattices(*, training: bool) -> Non
     exact = vp.angles(points.double(), module.frequencies[1].detach().double())
     assert (over.cos[:, 1:] - exact.cos()).abs().max() < 4e-6
     assert over.sin.untyped_storage().data_ptr() == over.cos.untyped_storage().data_ptr()
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:FutureWarning")
+def test_transforms_of_torch_func() -> None:
+    """vmap over images alone, vmap over stacked frequencies, forward mode: none knows our Function."""
+    module = vp.build(vp.MixedRopeSpec(), vp.Dims(embed_dim=24, num_heads=2, depth=1)).eval()
+    grid, own = Grid(3, 5), module.frequencies.detach()
+    with torch.no_grad():
+        wanted = module(grid).cos
+        over_x = torch.vmap(lambda x: x * module(grid).cos)(torch.ones(2, 1))
+    assert torch.allclose(over_x[1], wanted, atol=1e-5)
+
+    def cosines(freqs: torch.Tensor) -> torch.Tensor:
+        return torch.func.functional_call(module, {"frequencies": freqs}, (grid,)).cos
+
+    assert torch.allclose(torch.vmap(cosines)(torch.stack([own, own]))[1], wanted, atol=1e-5)
+    _, tangent = torch.func.jvp(cosines, (own,), (torch.ones_like(own),))
+    turns = vp.angles(vp.coordinates(grid), own[0])
+    steps = vp.coordinates(grid).sum(-1, keepdim=True)  # of an angle, if all frequencies grow by 1
+    assert torch.allclose(tangent, -turns.sin() * steps, atol=1e-4)

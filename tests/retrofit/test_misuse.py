@@ -445,11 +445,14 @@ def test_a_part_replaced_after_attach(name, door, part):
     wanted = features(model, x)
     assert apart(wanted, plain) > 1e-5
     if not part.endswith("rel_pos"):  # its method is called, not the module
-        assert torch.equal(features(replaced(Around), x), wanted)
+        # What stands around a part that hands out q or k may add to it: only known wrappers are taken at their word.
+        with contextlib.suppress(PositionError):
+            assert torch.equal(features(replaced(Around), x), wanted)
         with contextlib.suppress(PositionError):
             assert torch.equal(features(replaced(Past), x), wanted)
     model = replaced(bare)
-    with pytest.raises(PositionError, match=r"that ran without .*, where the encoding acts"):
+    refusal = r"ran without .*, where the encoding acts|since the encoding was attached"
+    with pytest.raises(PositionError, match=refusal):
         features(model, x)
     retrofit.detach(model)
     assert torch.equal(features(model, x), plain)

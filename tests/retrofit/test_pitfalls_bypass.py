@@ -149,3 +149,58 @@ def test_error_of_a_grid_that_meta_does_not_hold() -> None:
         model = timm.create_model("efficientformer_l1")
     with pytest.raises(PositionError, match="is on the meta device"):
         retrofit.resize(model, (192, 256))
+
+
+COMPILED = {
+    "attention.compile()": lambda block, _: block.attn.compile(backend="eager"),
+    "torch.compile(attention)": lambda block, _: setattr(
+        block, "attn", torch.compile(block.attn, backend="eager")
+    ),
+    "compiled forward": lambda block, _: setattr(
+        block.attn, "forward", torch.compile(block.attn.forward, backend="eager")
+    ),
+    "part.compile()": lambda block, part: getattr(block.attn, part).compile(backend="eager"),
+}
+
+
+@pytest.mark.parametrize("how", COMPILED)
+@pytest.mark.parametrize("name", ["swin_tiny_patch4_window7_224", "vit_tiny_patch16_224"])
+def test_attentions_compiled_one_by_one(name: str, how: str) -> None:
+    """Regional compilation: a graph inside an eager block notes nothing, and turns all the same."""
+    variant = BY_NAME.get(name)
+    model = vit() if variant is None else variant.build()
+    x = image((64, 96)) if variant is None else variant.image(1)
+    retrofit.attach(model, vp.AxialRopeSpec(), strength=1.0)
+    wanted = features(model, x)
+    for block in [part for part in model.modules() if hasattr(part, "attn")]:
+        COMPILED[how](block, "q_norm" if variant is None else "qkv")
+    for _ in range(2):
+        assert apart(features(model, x), wanted) < 1e-6
+    torch._dynamo.reset()
+
+
+@pytest.mark.filterwarnings("ignore:torch.ao.quantization is deprecated")
+def test_quantised_after_attach_turns() -> None:
+    """torch.ao swaps each Linear and hands its hooks on: what is off is the rounding to 8 bits alone."""
+    variant = BY_NAME["swin_tiny_patch4_window7_224"]
+    model, x = variant.build(), variant.image(1)
+    bare = features(model, x)
+    retrofit.attach(model, vp.AxialRopeSpec(), strength=1.0)
+    turned = features(model, x)
+    quantised = torch.ao.quantization.quantize_dynamic(model, {nn.Linear}, dtype=torch.qint8)
+    assert type(quantised.layers[0].blocks[0].attn.qkv) is not nn.Linear
+    assert apart(features(quantised, x), turned) < 0.25 * apart(bare, turned)
+
+
+@pytest.mark.parametrize("spec", [vp.AxialRopeSpec(), vp.AlibiSpec(), vp.PegSpec(after=(0,))])
+def test_error_blocks_shared_with_a_model_that_has_an_attachment(spec: Any) -> None:
+    """Both would act in them, in the name of either: q and k turned twice, without a word."""
+    first, second = vit(), vit()
+    second.blocks = first.blocks
+    retrofit.attach(first, spec, strength=1.0)
+    wanted = features(first, image((64, 96)))
+    with pytest.raises(PositionError, match=r"blocks\.0.* is shared with another model"):
+        retrofit.attach(second, spec, strength=1.0)
+    assert torch.equal(features(first, image((64, 96))), wanted)
+    retrofit.detach(first)
+    retrofit.attach(second, spec, strength=1.0)

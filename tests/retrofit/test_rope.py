@@ -28,7 +28,9 @@ from tests.tolerances import assert_close_to
 from visionpos import retrofit
 from visionpos.encodings import MixedRope
 from visionpos.errors import PositionError
-from visionpos.retrofit.rope import GridRope, own_pairing, own_rope, with_extent
+from visionpos.retrofit.checks import own_pairing_at
+from visionpos.retrofit.ports import ports_of
+from visionpos.retrofit.rope import GridRope, own_rope, with_extent
 
 DIMS = vp.Dims(embed_dim=128, num_heads=2, depth=3)  # heads of 64 channels
 CAT = {"dim": 64, "in_pixels": False}
@@ -416,6 +418,9 @@ def test_patch_dropout_with_a_grid_rope() -> None:
 
 
 def test_own_rope_and_pairing() -> None:
+    def own_pairing(model: Any) -> Any:
+        return own_pairing_at(model, ports_of(model)[0])
+
     plain = Case("vit_tiny_patch16_224").build()
     assert own_rope(plain) is None
     assert own_pairing(plain) is None

@@ -101,6 +101,19 @@ def test_examples_as_datasets_and_processors_hand_them_over() -> None:
             torch.testing.assert_close(batch[key], value, msg=key)
 
 
+def test_an_empty_column_is_no_column() -> None:
+    """Tables hand a prompt without images an empty list of grids, pixels and seconds."""
+    words = {"input_ids": [5, 6, 7]}
+    empty = {**words, "image_grid_thw": [], "pixel_values": [], "second_per_grid_ts": []}
+    empty["mm_token_type_ids"] = [0, 0, 0]
+    for packing in (False, True):
+        collate = Collator(family=QWEN, packing=packing)
+        got, expected = (collate([one, example(2, (2, 6))]) for one in (empty, words))
+        assert set(got) == set(expected)
+        for key, value in expected.items():
+            torch.testing.assert_close(got[key], value, msg=key)
+
+
 def test_seconds_are_read_under_every_name() -> None:
     """facts/mrope.md 13.37: 0.75 s a grid step are not 1.0 because a key is called otherwise."""
     one = prompt([1, ("video", (4, 2, 2)), 2])
@@ -118,6 +131,7 @@ def test_seconds_are_read_under_every_name() -> None:
     ({"input_ids": torch.zeros(2, 8)}, r"example 1: input_ids have shape \(2, 8\); one prompt"),
     ({"image_grid_thw": torch.tensor([[1, 2, 8]])}, r"example 1: row 0: image 0 has 3 tokens.*4 cells"),
     ({"text": "a cat"}, r"example 1: text is a str.*Drop columns"),
+    ({"input_ids": torch.full((8,), 0.5)}, r"example 1: input_ids holds fractions"),
     ({"pixel_values": torch.zeros(12, 3)}, r"pixel_values has shapes .*one processor"),
 ])  # fmt: skip
 def test_error_names_the_example(change: dict[str, Any], message: str) -> None:
@@ -131,12 +145,19 @@ def test_error_names_the_example(change: dict[str, Any], message: str) -> None:
     ({"side": "top"}, r"side is 'top'"),
     ({"pad_to_multiple_of": 0}, r"pad_to_multiple_of 0"),
     ({"varlen": True}, r"varlen is True without packing"),
+    ({"pad_token_id": None}, r"pad_token_id is None.*eos_token_id"),
+    ({"pad_token_id": "0"}, r"pad_token_id is '0'"),
+    ({"pad_token_id": -1}, r"pad_token_id is -1"),
+    ({"packing": "no"}, r"packing is 'no'"),
 ])  # fmt: skip
 def test_error_refuses_options(options: dict[str, Any], message: str) -> None:
     with pytest.raises(PositionError, match=message):
         Collator(**{"family": QWEN, **options})
     with pytest.raises(PositionError, match=r"features is \[\]"):
         Collator(family=QWEN)([])
+    for features in (3, None, (one for one in ())):
+        with pytest.raises(PositionError, match=r"features is .*a list of at least one example"):
+            Collator(family=QWEN)(features)  # type: ignore[arg-type]
 
 
 class Prompts(torch.utils.data.Dataset):  # type: ignore[type-arg]

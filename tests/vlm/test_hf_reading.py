@@ -3,6 +3,7 @@
 from typing import Any
 
 import pytest
+import torch
 
 from visionpos.errors import ConfigError, PositionError
 from visionpos.vlm import Image
@@ -142,3 +143,48 @@ def test_serves_every_type_of_the_installed_transformers() -> None:
         if "def get_rope_index" in file.read_text(encoding="utf-8")
     }
     assert found <= set(served_types())
+
+
+@pytest.mark.parametrize("gains", [
+    {"mscale": 1.0, "mscale_all_dim": 0.5}, {"mscale": 1.0, "mscale_all_dim": 1.0}, {"mscale": 0.7},
+    {"mscale": 1.0, "mscale_all_dim": 0.5, "attention_factor": 1.3}, {"mscale": 1.0, "mscale_all_dim": 0.0},
+])  # fmt: skip
+def test_reference_gain_and_ladder_of_yarn(gains: dict[str, float]) -> None:
+    """What transformers makes of the gains that DeepSeek's configs bring along."""
+    utils = pytest.importorskip("transformers.modeling_rope_utils")
+    from transformers import Qwen2VLTextConfig
+
+    rope = {
+        "rope_type": "yarn", "rope_theta": 1e6, "factor": 4.0, "original_max_position_embeddings": 32768, **gains,
+    }  # fmt: skip
+    text = {"hidden_size": 1536, "num_attention_heads": 12}
+    ladder, gain = utils._compute_yarn_parameters(Qwen2VLTextConfig(**text, rope_parameters=rope))
+    found = family_of({"model_type": "qwen2_vl", "text_config": {**text, "rope_parameters": rope}})
+    scaling = found.spec.language.scaling  # type: ignore[union-attr]
+    assert scaling.gain == pytest.approx(gain, rel=1e-12)  # type: ignore[union-attr]
+    torch.testing.assert_close(found.frequencies.sum(0), ladder)
+
+
+@pytest.mark.parametrize(("change", "message"), [
+    ({"num_attention_heads": "12"}, r"num_attention_heads is '12'; a whole number"),
+    ({"hidden_size": "1536"}, r"hidden_size is '1536'; a whole number"),
+    ({"head_dim": "128"}, r"head_dim is '128'; a whole number"),
+    ({"partial_rotary_factor": "0.5"}, r"partial_rotary_factor is '0\.5'; a number"),
+    ({"rope_scaling": {"type": "mrope", "mrope_section": 64}}, r"sections are 64; a list"),
+    ({"rope_scaling": {"type": "yarn", "factor": "4"}}, r"factor is '4'; a number"),
+    ({"rope_scaling": {"type": "yarn", "factor": 4.0, "truncate": False}}, r"truncate is False with yarn"),
+    ({"vision_config": {"patch_size": "16"}}, r"patch_size is '16'; a whole number"),
+    ({"vision_config": {"patch_size": [16, 16]}}, r"patch_size is \[16, 16\]; a whole number"),
+    ({"vision_config": {"spatial_merge_size": True}}, r"spatial_merge_size is True; a whole number"),
+])  # fmt: skip
+def test_error_names_the_key_of_the_config(change: dict[str, Any], message: str) -> None:
+    """Nothing that a config says is passed over for the family's own number."""
+    with pytest.raises(ConfigError, match=message):
+        family_of(
+            {"model_type": "qwen2_vl", "hidden_size": 1536, "num_attention_heads": 12, **change}
+        )
+
+
+def test_error_overlay_is_no_mapping() -> None:
+    with pytest.raises(ConfigError, match=r"overlay is 3; a mapping"):
+        family_of({"model_type": "qwen2_vl"}, overlay=3)  # type: ignore[arg-type]

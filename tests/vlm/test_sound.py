@@ -12,7 +12,8 @@ import pytest
 import torch
 
 from visionpos.errors import ConfigError, PositionError
-from visionpos.vlm import Audio, Image, Text, Video, family
+from visionpos.vlm import Audio, Image, Text, Video, family, weave
+from visionpos.vlm.instants import exact
 
 OMNI = {"qwen2_5_omni": "Qwen2_5OmniProcessor", "qwen3_omni": "Qwen3OmniMoeProcessor"}
 MODULES = {"qwen2_5_omni": "qwen2_5_omni", "qwen3_omni": "qwen3_omni_moe"}
@@ -164,6 +165,45 @@ def test_irregular_clips_are_woven_by_their_true_times() -> None:
         kinds = [(span.kind, span.stop - span.start) for span in stream.spans]
         assert kinds[1] == ("audio", between)
         assert [kind for kind, _ in kinds] == ["video", "audio", "video"]
+
+
+def test_difference_steps_longer_than_a_chunk() -> None:
+    """Published code ends a chunk a token: of a frame 4 s on, one cell stands by itself, a chunk before the others.
+
+    Here a frame stays whole, in the chunk of its time.
+    """
+    module = module_of("qwen2_5_omni")
+    cut = module.Qwen2_5OmniProcessor.get_chunked_index
+    clip = Video((56, 84), seconds=[0.0, 2.0, 4.0, 6.0], sampled_fps=0.5, audio=Audio(5.0))
+    stream = family("qwen2_5_omni").stream([clip])
+    frame = family("qwen2_5_omni").plan(clip).cells // 2
+    tau = np.repeat([0, 100], frame)
+    assert cut(None, tau, 50) == [(0, frame), (frame, frame + 1), (frame + 1, 2 * frame)]
+    spans = [(span.kind, span.stop - span.start) for span in stream.spans]
+    assert spans == [("video", frame), ("audio", 100), ("video", frame), ("audio", 25)]
+
+
+@pytest.mark.parametrize("kind", [np.float16, np.float32, np.float64])
+def test_seconds_of_numpy(kind: Any) -> None:
+    """Durations and exact fractions of any float of numpy: 48123 samples are 300 frames."""
+    expected = int(module_of("qwen3_omni")._get_feat_extract_output_lengths(300))
+    assert spec_of("qwen3_omni").tokens(Audio(kind(48123 / 16000))) == expected
+    assert exact(kind(0.5)) == Fraction(1, 2)
+    assert exact(np.float32(0.08)) == Fraction(2, 25)
+
+
+@pytest.mark.parametrize("seconds", [True, np.bool_(True), 1e300, 16000 * 3600, 10**400])
+def test_error_no_duration(seconds: Any) -> None:
+    """Truth values, and samples taken for seconds."""
+    with pytest.raises(PositionError, match=r"Audio seconds is .*at most 1e\+07"):
+        Audio(seconds)
+
+
+def test_error_weave_counts() -> None:
+    rule = family("qwen3_omni").spec.rule
+    assert rule is not None
+    with pytest.raises(PositionError, match=r"audio_tokens is -3"):
+        weave(rule, np.array([0.0, 13.0]), -3)
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -65,6 +66,7 @@ CALLS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
 }  # fmt: skip
 ODD: list[Any] = [
     None, "a", "3", 3, -1, 2.5, [1], ["a"], {"a": 1}, float("nan"), True, object(), (), torch.ones(2, 2),
+    torch.tensor(2.5), torch.tensor(True), np.array(2.5),
 ]  # fmt: skip
 
 
@@ -84,3 +86,46 @@ def test_error_kinds(name: str) -> None:
                 pytest.fail(f"{name}({argument}={wrong!r}) raises {type(bare).__name__}: {bare}")
         assert len(refusals) > 5, argument
         assert max(map(len, refusals)) < 700, argument
+
+
+@pytest.mark.parametrize(("dtype", "value"), [
+    (torch.uint8, -100), (torch.int32, 2**40), (torch.bool, 2), (torch.int64, float("nan")), (torch.int16, 0.5),
+])  # fmt: skip
+def test_error_value_is_beyond_the_dtype_of_parts(dtype: torch.dtype, value: float) -> None:
+    """-100 in uint8 would be 156, a label like any other."""
+    parts = [torch.ones(STREAM.length, dtype=dtype)] * 2
+    with pytest.raises(PositionError, match=rf"value is .* parts are {dtype}; a whole number from"):
+        ROW.fill(parts, value)
+
+
+def test_error_parts_of_unequal_sides() -> None:
+    long, n = SHARDS.places.shape[1], STREAM.length
+    for parts, dim in (
+        ([torch.ones(2, n), torch.ones(3, n)], -1), ([torch.ones(n), torch.ones(3, n)], -1),
+        ([torch.ones(n, 2), torch.ones(n, 2, 1)], 0),
+    ):  # fmt: skip
+        with pytest.raises(PositionError, match=r"parts\[1\] has shape .*equal sides"):
+            ROW.fill(parts, 0, dim)
+    with pytest.raises(PositionError, match=r"parts\[1\] has shape .*equal sides"):
+        SHARDS.join([torch.ones(long), torch.ones(2, long)])
+
+
+@pytest.mark.parametrize("count", [np.int64(5), np.uint8(5), torch.tensor(5)])
+def test_whole_numbers_of_numpy_and_torch_count(count: Any) -> None:
+    assert vlm.truncate_stream(STREAM, count) == vlm.truncate_stream(STREAM, 5)
+    assert torch.equal(vlm.next_ids(POS, count), vlm.next_ids(POS, 5))
+
+
+@pytest.mark.parametrize("merge", [np.int64(2), torch.tensor(2), (2, 2), [2, 2], np.array([2, 2])])
+def test_merge_of_every_kind(merge: Any) -> None:
+    assert RULE is not None
+    got = vlm.ids_from_tokens(TYPES, TYPES, [[1, 4, 6]], rule=RULE, merge=merge)
+    assert torch.equal(got.ids, POS.ids)
+
+
+def test_error_pending_images_without_cells() -> None:
+    pos = vlm.PositionIds(torch.arange(9).expand(3, -1), torch.tensor(9), torch.tensor(0))
+    rule = vlm.Rule(axes=("time", "row", "col"))
+    for odd in ((-2, 2), (3, 0)):
+        with pytest.raises(PositionError, match=r"grids_hw\[1\] is .*at least one row"):
+            vlm.pending_ids(pos, [(2, 2), odd], rule)

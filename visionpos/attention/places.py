@@ -45,7 +45,7 @@ def rotate_(
     """
     for name, x in (("q", q), ("k", k)):
         checked_tensor(x, name)
-    if known(q) and q.numel() and q.data_ptr() == k.data_ptr():
+    if q is k or (known(q) and q.numel() and q.data_ptr() == k.data_ptr()):
         raise PositionError(
             "q and k share memory, which would turn twice; two tensors are required. Clone one of them."
         )
@@ -87,11 +87,14 @@ def rotate_packed_(
     """
     heads, keys = _packed_heads(qkv, kv_heads)
     shared = all(size == 1 for size in rotation.cos.shape[-3:-2])
-    cuts = [(0, heads + keys)] if shared else [(0, heads), (heads, heads + keys)]
+    # Heads of queries and keys that do not lie in one row, as in a transposed [b, n, heads, 3, head_dim], have no view.
+    apart = qkv.ndim == 5 and qkv.stride(2) != heads * qkv.stride(3)
+    cuts = [(0, heads), (heads, heads + keys)]
+    cuts = [(0, heads + keys)] if shared and not apart else cuts
 
     def place(x: Tensor, cut: tuple[int, int]) -> Tensor:
-        part = x.flatten(2, -2)[:, :, slice(*cut)].transpose(1, 2)
-        return _inside(part, rotation, prefix, suffix)
+        part = x[:, :, cut[0] // heads] if apart else x.flatten(2, -2)[:, :, slice(*cut)]
+        return _inside(part.transpose(1, 2), rotation, prefix, suffix)
 
     places = tuple(partial(place, cut=cut) for cut in cuts)
     for one in places:
@@ -128,6 +131,20 @@ def _check_place(x: Tensor, name: str, rotation: Rotation, stretch: Tensor) -> N
         raise PositionError(
             "rotation learns, and the turn in place writes over what its gradient needs; a rotation without gradient "
             "is required. Use rotate."
+        )
+    # Autograd refuses these only while it writes, the second of two tensors after the first.
+    eager, meta = known(x), torch._C._autograd  # noqa: SLF001 (no public name)
+    bound = eager and torch.is_grad_enabled() and x.requires_grad and x._is_view()  # noqa: SLF001 (no public name)
+    if bound and meta._get_creation_meta(x) != meta.CreationMeta.DEFAULT:  # noqa: SLF001 (as above)
+        raise PositionError(
+            f"{name} is one of several views that one call made (unbind, split), or a view made without gradients, "
+            "which cannot be turned in place in training; a view of its own is required. Index in place of unbind: "
+            "qkv[:, :, 0]; or use rotate."
+        )
+    if eager and x.is_inference() and not torch.is_inference_mode_enabled():
+        raise PositionError(
+            f"{name} was made in inference mode and cannot be written to outside it; a normal tensor is required. "
+            "Clone it, or use rotate."
         )
     steps = zip(stretch.stride(), stretch.shape, strict=True)
     if any(step == 0 and size > 1 for step, size in steps):

@@ -19,8 +19,9 @@ _PLACE = "_repeated"
 def repeated(module: nn.Module, key: Hashable, evaluate: Callable[[], Tensor]) -> Tensor:
     """Return what `evaluate` returns, from the last time where nothing has changed since.
 
-    Only in eval mode, without gradients and on the CPU; elsewhere it is evaluated. The weights are compared by value:
-    versions miss what is written through `.data`, and addresses miss what is written in place.
+    Only in eval mode, without gradients and on the CPU; elsewhere it is evaluated. The weights, and buffers such as the
+    masks of pruning, are compared by value: versions miss what is written through `.data`, and addresses miss what is
+    written in place.
 
     Args:
         module: the owner of the weights; what is kept leaves with it, and is in no state dict.
@@ -30,7 +31,7 @@ def repeated(module: nn.Module, key: Hashable, evaluate: Callable[[], Tensor]) -
     Returns:
         A tensor of the caller's own.
     """
-    weights = list(module.parameters())
+    weights = [*module.parameters(), *module.buffers()]
     if module.training or torch.is_grad_enabled() or not all(map(_comparable, weights)):
         return evaluate()
     kept: tuple[Hashable, list[Tensor], Tensor] | None = module.__dict__.get(_PLACE)
@@ -48,7 +49,7 @@ def _comparable(weight: Tensor) -> bool:
     return plain and readable(weight) and not traced
 
 
-def _same(held: list[Tensor], weights: list[nn.Parameter]) -> bool:
+def _same(held: list[Tensor], weights: list[Tensor]) -> bool:
     """Return whether weights hold what they held; NaN is never the same."""
     return len(held) == len(weights) and all(
         old.dtype == new.dtype and torch.equal(old, new)

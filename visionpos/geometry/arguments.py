@@ -123,18 +123,27 @@ def _suits(value: Any, hint: Any) -> bool:
 
 
 def _is_number(value: Any, *, whole: bool) -> bool:
-    """Return whether a value counts, or measures; tensors and arrays of no dimension do."""
+    """Return whether a value counts, or measures; tensors of no dimension do, by their dtype."""
     if type(value) is int:
         return abs(value) <= (_LARGEST if whole else sys.float_info.max)
     if isinstance(value, (bool, np.bool_)):
         return False
     if isinstance(value, (Tensor, np.ndarray)):
-        return value.ndim == 0
+        return value.ndim == 0 and _holds_numbers(value, whole=whole)
     if isinstance(value, (torch.SymInt, torch.SymFloat)):
         return not whole or isinstance(value, torch.SymInt)
     if isinstance(value, numbers.Integral):
         return abs(int(value)) <= (_LARGEST if whole else sys.float_info.max)
     return not whole and isinstance(value, numbers.Real)
+
+
+def _holds_numbers(value: Tensor | np.ndarray[Any, Any], *, whole: bool) -> bool:
+    """Return whether a tensor or array holds numbers; arrays measure alone, torch counts by none of them."""
+    if isinstance(value, np.ndarray):
+        return not whole and value.dtype.kind in "iuf"
+    if value.is_floating_point():
+        return not whole
+    return value.dtype != torch.bool and not value.is_complex()
 
 
 def _is_listed(value: Any, kind: Any) -> bool:

@@ -5,24 +5,35 @@ A tensor enters; nothing leaves, or a refusal. No device is waited for and no gr
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 from torch._C._functorch import is_functorch_wrapped_tensor
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.autograd import forward_ad
 from torch.compiler import is_compiling
 
 from visionpos.errors import PositionError
 
 
 def readable(values: Tensor) -> bool:
-    """Return whether values can be looked at for free: on the CPU, in eager mode, outside vmap."""
+    """Return whether values can be looked at for free: on the CPU, in eager mode, outside transforms."""
     return values.device.type == "cpu" and known(values)
 
 
 def known(values: Tensor) -> bool:
     """Return whether there are values at all to be looked at, if need be by waiting for a device."""
-    if is_compiling() or values.is_meta:
+    if is_compiling() or values.is_meta or _transformed():
         return False
     return not isinstance(values, FakeTensor) and not is_functorch_wrapped_tensor(values)
+
+
+def _transformed() -> bool:
+    """Return whether torch.func or forward-mode differentiation is at work.
+
+    Their tensors carry more than values, those that are made meanwhile too: none must be kept, or written to by out=.
+    """
+    active: bool = torch._C._are_functorch_transforms_active()  # noqa: SLF001 (no public name)
+    return active or forward_ad._current_level >= 0  # noqa: SLF001 (no public name)
 
 
 def check_finite(values: Tensor, name: str) -> None:

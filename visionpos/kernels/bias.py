@@ -51,16 +51,20 @@ def expand(table: Tensor, own: Tensor | None, grid: Grid, prefix: int = 0) -> Te
         tensor([[[ 0., -1.],
                  [ 1.,  0.]]])
     """
-    if own is None:
+    if prefix and own is None:
         own = table.new_zeros(table.shape[0], 3)
-    if not (_is_eager(table) and _is_eager(own)):
+    if not (_is_eager(table) and (own is None or _is_eager(own))):
         return _indexed(table, own, grid, prefix)
-    learns = torch.is_grad_enabled() and (table.requires_grad or own.requires_grad)
+    learns = torch.is_grad_enabled() and (
+        table.requires_grad or (own is not None and own.requires_grad)
+    )
     least = _LEARNS if learns else _STANDS
     # torch adds the gradient of an index up in the table's dtype, too coarse in half precision.
     exact = table.is_cuda or (learns and table.dtype.itemsize < 4)
     if not exact and table.shape[0] * (prefix + grid.size) ** 2 < least:
         return _indexed(table, own, grid, prefix)
+    if own is None:
+        own = table.new_empty(table.shape[0], 3)  # no prefix: nothing reads it
     sides = grid.shape if grid.frames > 1 else grid.shape[1:]
     pairs: Tensor = _Expanded.apply(table, own, sides, prefix)
     return pairs
@@ -68,15 +72,15 @@ def expand(table: Tensor, own: Tensor | None, grid: Grid, prefix: int = 0) -> Te
 
 def _is_eager(x: Tensor) -> bool:
     """Return whether x is a plain tensor of now, on a device whose strides may be chosen freely."""
-    traced = torch.jit.is_tracing()  # type: ignore[attr-defined, no-untyped-call]
+    traced = torch.jit.is_tracing()  # type: ignore[attr-defined]
     plain = type(x) in (torch.Tensor, torch.nn.Parameter) and known(x) and not traced
     return plain and x.device.type in _FEW
 
 
-def _indexed(table: Tensor, own: Tensor, grid: Grid, prefix: int) -> Tensor:
+def _indexed(table: Tensor, own: Tensor | None, grid: Grid, prefix: int) -> Tensor:
     """Return the pairs by an index of all of them: constants, so that no graph depends on a size."""
     index = relative_index(grid, device=table.device)
-    if prefix:
+    if prefix and own is not None:
         # Three numbers in front: prefix rows read number 0, prefix columns 1, where they meet 2.
         table, columns = torch.cat([own, table], dim=-1), pad(index + 3, (prefix, 0), value=1)
         inside = columns.new_full((prefix, prefix), 2)

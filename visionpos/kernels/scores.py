@@ -118,9 +118,9 @@ def attend(
 
     "flex" never holds an m x m tensor: its memory is the table of distinct differences (about 4 n numbers a head) and
     the output. "dense" holds the bias, `heads` m x m numbers for the whole batch, in float32 or the dtype of q, and
-    gives it to SDPA. On the CPU SDPA holds one block of scores more, but where the bias learns it falls back to plain
-    arithmetic, which keeps `b * heads * m * m` probabilities for the backward pass and twice that while it runs. The
-    gradient of the table is summed over diagonals in a fixed order, see `visionpos.kernels.bias`.
+    gives it to SDPA, which on the CPU holds one block of scores more. Where the bias learns, SDPA falls back to plain
+    arithmetic there: at its peak some 2.5 times `b * heads * m * m` numbers beside the bias. The gradient of the table
+    is summed over diagonals in a fixed order, see `visionpos.kernels.bias`.
 
     Args:
         q: `[b, heads, m, head_dim]`, any strides.
@@ -131,9 +131,10 @@ def attend(
         prefix: leading tokens without position.
         scale: factor on q.k; 1 / sqrt(head_dim) when None.
         layer: for encodings whose layers differ.
-        how: "auto" is "flex" on CUDA where the bias does not learn, else "dense". "flex" on the CPU compiles for
-            every new shape (some seconds), has no gradients, and is slower than "dense" where the bias fits into
-            memory. "flex" on CUDA gives a learned table its gradient by atomic additions, in no fixed order.
+        how: "auto" is "flex" on CUDA where the bias does not learn, else "dense". "flex" on the CPU compiles for every
+            new shape (some seconds), cannot be part of another graph, has no gradients, and is slower than "dense"
+            where the bias fits into memory. "flex" on CUDA gives a learned table its gradient by atomic additions, in
+            no fixed order.
 
     Returns:
         The dtype of q. Under "flex" and on the CPU the bias is added in float32 or better; "dense" on CUDA rounds it
@@ -209,6 +210,11 @@ def _is_flexible(q: Tensor, k: Tensor, v: Tensor, encoding: Biasing, how: str) -
         raise PositionError(
             f"how is 'flex' on {q.device.type}{' with gradients' if moves else ''}; FlexAttention needs CUDA, or the "
             "CPU without gradients. Use how='dense', or torch.no_grad()."
+        )
+    if torch.compiler.is_compiling() and not q.is_cuda:
+        raise PositionError(
+            "how is 'flex' in a graph for the CPU; torch has no kernel there whose table is made in the graph. Call "
+            "attend outside the compiled function, or use how='dense'."
         )
     return True
 

@@ -12,7 +12,7 @@ from visionpos.encodings import Conditional
 from visionpos.errors import PositionError
 from visionpos.retrofit.attachment import Attachment
 from visionpos.retrofit.checks import check_plan, check_whole
-from visionpos.retrofit.hooking import hook, unhook
+from visionpos.retrofit.hooking import hook, shared_with_others, unhook
 from visionpos.retrofit.kinds import check_kinds, check_model
 from visionpos.retrofit.plan import plan_of
 
@@ -75,6 +75,7 @@ def attach(
         name = spec.kind if name is None else name
         _check_name(model, name)
         check_whole(model)
+        _check_unshared(model)
         check_plan(model, spec, plan, attachments(model), generator)
         first, *rest = plan.groups
         attachment = Attachment(
@@ -161,6 +162,16 @@ def _check_name(model: nn.Module, name: Any) -> None:
     if name in attachments(model):
         raise PositionError(
             f"name {name!r} is already attached; detach(model, {name!r}) first, or pass another name=."
+        )
+
+
+def _check_unshared(model: nn.Module) -> None:
+    """Refuse blocks of another model that has an attachment: both would act in them, in either model."""
+    path = next(shared_with_others(model, attachments(model).values()), None)
+    if path is not None:
+        raise PositionError(
+            f"{path} is shared with another model, whose attachment acts there; every model needs blocks of its own. "
+            "Detach it there, or deepcopy the blocks before attach."
         )
 
 

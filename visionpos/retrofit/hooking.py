@@ -36,7 +36,7 @@ from visionpos.retrofit.plan import bias_of
 from visionpos.retrofit.seams import blocks_of, find, matches, row_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Collection, Iterator
 
     from torch import nn
 
@@ -249,6 +249,15 @@ def _hook_drop(drop: Any, owner: Attachment) -> None:
         RecordingDrop.take(drop)
     if isinstance(drop, (RecordingDrop, PatchDropoutWithIndices)):
         drop.register_forward_hook(DropHook(owner))
+
+
+def shared_with_others(model: nn.Module, own: Collection[Attachment]) -> Iterator[str]:
+    """Yield the paths of modules through which attachments of another model act."""
+    for path, module in model.named_modules():
+        for found in (*module._forward_hooks.values(), *module._forward_pre_hooks.values()):  # noqa: SLF001
+            acts = isinstance(found, _HOOK_TYPES) and not isinstance(found, (GridHook, PassHook))
+            if acts and not any(_owner(found) is part for part in own):
+                yield path
 
 
 def unhook(model: nn.Module, owner: Attachment) -> None:

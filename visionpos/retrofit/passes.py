@@ -119,8 +119,9 @@ class UsedHook:
         path: of the attention.
         parts: key -> name of each part, or method, through which its port acts.
         placed: (name, part) of every part of the attention that carries a hook. What has taken its place since may call
-            it and still add a share of its own that does not turn, as a low-rank adapter does; compiled graphs, which
-            note nothing, are checked by this alone.
+            it and still add a share of its own that does not turn, as a low-rank adapter does. What has taken its hook
+            over is another thing: quantisation does that. Compiled graphs, which note nothing, are checked by this
+            alone.
     """
 
     def __init__(
@@ -149,7 +150,7 @@ class UsedHook:
             return
         acted = self.relay.get() or frozenset()
         missing = dict.fromkeys(name for key, name in self.parts.items() if key not in acted)
-        if missing:
+        if missing and not any(map(_is_compiled, module.modules())):
             last = self.path.rpartition(".")[2]
             inner = getattr(module, last, None)  # of the module around the attention
             raise PositionError(
@@ -166,7 +167,7 @@ class UsedHook:
                 now = getattr(now, step, None)
             if now is None:  # of the module around the attention, which has no such part
                 continue
-            while now is not part:
+            while now is not part and not self._acts_on(now):
                 inner = [
                     getattr(now, wrap)
                     for wrap in _WRAPS
@@ -178,6 +179,20 @@ class UsedHook:
                         "would not turn. Adapt or fuse first and attach then."
                     )
                 now = inner[0]
+
+    def _acts_on(self, part: Any) -> bool:
+        """Return whether a part carries a hook of this port."""
+        hooks = getattr(part, "_forward_hooks", {}).values()
+        return any(getattr(hook, "used", None) is self for hook in hooks)
+
+
+def _is_compiled(module: Any) -> bool:
+    """Return whether a module runs as a graph of its own, which notes nothing: compile() or torch.compile."""
+    return (
+        module._compiled_call_impl is not None  # noqa: SLF001 (no public name)
+        or "_orig_mod" in module._modules  # noqa: SLF001 (of an OptimizedModule)
+        or hasattr(module.forward, "_torchdynamo_orig_callable")
+    )
 
 
 # Where wrappers that change nothing keep what they wrap: torch.compile, checkpointing, FSDP.

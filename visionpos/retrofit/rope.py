@@ -25,13 +25,12 @@ from visionpos.retrofit.attachment import TURNS
 from visionpos.retrofit.kinds import check_kinds
 from visionpos.retrofit.paths import whole_sides
 from visionpos.retrofit.ports import dims_of, ports_of
-from visionpos.retrofit.seams import blocks_of, find, place, row_of
+from visionpos.retrofit.seams import find, place, row_of
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from visionpos.geometry.coords import Extent
-    from visionpos.geometry.rotation import Pairing
 
 RopeSpec = AxialRopeSpec | MixedRopeSpec
 _PAIR = "it must be (height, width) in tokens. Pass two whole numbers above 0."
@@ -41,15 +40,6 @@ def own_rope(model: Any) -> Any:
     """Return the model's own rotary module, or None."""
     name = row_of(model).rope
     return None if name is None else find(model, name)
-
-
-def own_pairing(model: Any) -> Pairing | None:
-    """Return the pairing that the model's attention uses for its own rotary encoding, or None without one."""
-    rope = own_rope(model)
-    if rope is None:
-        return None
-    attention = find(blocks_of(model)[0][1], "attn")
-    return "half" if getattr(attention, "rotate_half", False) else "adjacent"
 
 
 def spec_of_rope(rope: Any) -> RopeSpec | None:

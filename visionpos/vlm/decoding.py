@@ -216,7 +216,7 @@ def pending_ids(pos: PositionIds, grids_hw: Sequence[tuple[int, int]], rule: Rul
 
     Args:
         pos: of one prompt, which ends on the start token of the first of them.
-        grids_hw: rows and columns of each, in tokens, in the order of generation.
+        grids_hw: rows and columns of each, in tokens, at least 1, in the order of generation.
         rule: with axes time, row, col.
 
     Returns:
@@ -236,7 +236,12 @@ def pending_ids(pos: PositionIds, grids_hw: Sequence[tuple[int, int]], rule: Rul
             "Take pos.row() of a family such as glm_image."
         )
     at, parts = pos.next_position, []
-    for height, width in grids_hw:
+    for number, (height, width) in enumerate(grids_hw):
+        if min(height, width) < 1:
+            raise PositionError(
+                f"grids_hw[{number}] is {(height, width)}; at least one row and one column are required. Leave an "
+                "image out that is not generated."
+            )
         rows, cols = torch.arange(height), torch.arange(width)
         cells = torch.stack(torch.meshgrid(rows, cols, indexing="ij")).reshape(2, -1).to(at)
         parts.append(torch.cat([torch.zeros_like(cells[:1]), cells]) + at)

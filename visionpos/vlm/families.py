@@ -144,7 +144,7 @@ class Family:
 
         Args:
             input_ids: `[n]` or `[b, n]`; only shape and device are read.
-            modality: like input_ids: 0 text, 1 image, 2 video (mm_token_type_ids).
+            modality: like input_ids: 0 text, 1 image, 2 video, 3 audio (mm_token_type_ids).
             image_grids: `[images, 3]` frames, height, width in patches, in reading order over the batch.
             video_grids: `[videos, 3]` the same for clips.
             attention_mask: like input_ids, 0 for padding on either side.

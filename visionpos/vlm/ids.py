@@ -158,7 +158,7 @@ def placed_tokens(
     types, keep = checked_tokens(input_ids, modality, attention_mask, rule)
     if rule.is_sequential:  # placeholders of newlines and queries are in no grid
         types, image_grids, video_grids = np.zeros_like(types), None, None
-    of_images, of_clips = (merge, merge) if isinstance(merge, int) else merge
+    of_images, of_clips = np.broadcast_to(np.asarray(merge), 2).tolist()
     grids = {
         IMAGE: token_grids(image_grids, "image_grids", merge=of_images),
         VIDEO: token_grids(video_grids, "video_grids", merge=of_clips, frames=rule.temporal_merge),

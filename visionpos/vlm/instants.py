@@ -9,7 +9,7 @@ import math
 from collections.abc import Sequence
 from fractions import Fraction
 from itertools import pairwise
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -34,6 +34,10 @@ def exact(seconds: Seconds, *, single: bool = False) -> Fraction:
         >>> exact(2 / 25), exact(7 / 29.97)
         (Fraction(2, 25), Fraction(700, 2997))
     """
+    given: Any = seconds
+    if isinstance(given, np.floating):  # no float, but for float64, and nothing that Fraction takes
+        single = single or given.dtype.itemsize < 8
+        seconds = float(given)
     value = Fraction(seconds)
     for digits in range(10):
         guess = value.limit_denominator(10**digits)

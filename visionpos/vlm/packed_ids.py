@@ -21,7 +21,7 @@ from visionpos.vlm.documents import (
     document_mask,
     pieces_of,
 )
-from visionpos.vlm.shards import Order, Shards, context_shards
+from visionpos.vlm.shards import Order, Shards, check_alike, context_shards
 
 if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import BlockMask
@@ -102,7 +102,7 @@ class PackedIds:
             dim: the sequence axis.
 
         Raises:
-            PositionError: if parts do not match the prompts.
+            PositionError: if parts do not match the prompts or each other, or their dtype does not hold value.
         """
         lengths = self.cu_seqlens.diff().tolist()
         if len(parts) != len(lengths):
@@ -115,12 +115,16 @@ class PackedIds:
                     f"parts[{number}] has shape {tuple(part.shape)} and its prompt {length} tokens; one entry a token "
                     f"along dim {dim} is required. Leave padding out."
                 )
+        check_alike(parts, dim)
         line = torch.cat(list(parts), dim)
-        if not line.is_floating_point() and not float(value).is_integer():
-            raise PositionError(
-                f"value is {value} and parts are {line.dtype}; a whole number is required. Pass floats, or another "
-                "value."
-            )
+        if not (line.is_floating_point() or line.is_complex()):
+            limits = None if line.dtype == torch.bool else torch.iinfo(line.dtype)
+            low, high = (0, 1) if limits is None else (limits.min, limits.max)
+            if not low <= value <= high or value != int(value):
+                raise PositionError(
+                    f"value is {value} and parts are {line.dtype}; a whole number from {low} to {high} is required. "
+                    "Pass parts of another dtype, or another value."
+                )
         shape = list(line.shape)
         shape[dim] = self.length
         return line.new_full(shape, value).index_copy(dim, self._places.to(line.device), line)

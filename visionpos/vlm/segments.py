@@ -5,9 +5,9 @@ Sizes and times enter, never pixels; a family turns a list of segments into a `T
 
 from __future__ import annotations
 
+import math
 import numbers
 import operator
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -159,19 +159,19 @@ class Audio:
     """A stretch of sound.
 
     Args:
-        seconds: its duration, above 0.
+        seconds: its duration, above 0, at most 1e7.
 
     Raises:
-        PositionError: if the duration is not above 0.
+        PositionError: if the duration is not above 0, or too long.
     """
 
     seconds: float
 
     def __post_init__(self) -> None:
-        if not _is_above_0(self.seconds):
+        if not _is_above_0(self.seconds) or float(self.seconds) > LATEST_SECONDS:
             raise PositionError(
-                f"Audio seconds is {self.seconds!r}; a finite duration above 0 is required. "
-                "Leave an empty sound out of the prompt."
+                f"Audio seconds is {self.seconds!r}; a duration above 0 and at most {LATEST_SECONDS:g} is required. "
+                "Leave an empty sound out of the prompt; samples are no seconds."
             )
 
 
@@ -234,8 +234,12 @@ def _is_count(value: Any) -> bool:
 
 def _is_above_0(value: Any) -> bool:
     """Return whether a value is a finite number above 0."""
-    real: bool = isinstance(value, numbers.Real)
-    return real and 0 < value <= sys.float_info.max
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        return False
+    try:
+        return 0 < float(value) < math.inf
+    except OverflowError:  # a whole number that no float reaches
+        return False
 
 
 LATEST_SECONDS = 1e7  # four months of video: beyond it, position ids lose their meaning

@@ -90,6 +90,7 @@ class Shards:
             )
         for number, part in enumerate(parts):
             self._check(part, dim, self.places.shape[1], f"parts[{number}]")
+        check_alike(parts, dim)
         return torch.cat(list(parts), dim).index_select(dim, self.inverse.to(parts[0].device))
 
     def _check(self, x: Tensor, dim: int, entries: int, name: str) -> None:
@@ -153,6 +154,21 @@ def context_shards(
             if order == "zigzag":
                 mine.append(stretches[pieces - 1 - rank])
     return Shards(torch.stack([torch.cat(mine) for mine in held]))
+
+
+def check_alike(parts: Sequence[Tensor], dim: int) -> None:
+    """Refuse tensors that cannot be laid end to end along dim.
+
+    Raises:
+        PositionError: if two differ in another axis, or in the number of axes.
+    """
+    shapes = [(part.ndim, part.shape[:dim], part.shape[dim:][1:]) for part in parts]
+    odd = next((number for number, shape in enumerate(shapes) if shape != shapes[0]), None)
+    if odd is not None:
+        raise PositionError(
+            f"parts[{odd}] has shape {tuple(parts[odd].shape)} and parts[0] {tuple(parts[0].shape)}; equal sides but "
+            f"along dim {dim} are required. Look for parts of different tensors."
+        )
 
 
 def _ends(cu_seqlens: Tensor, length: int) -> list[int]:

@@ -197,6 +197,7 @@ def _kept(
     total: int, media: Sequence[Stretch], names: Sequence[str], length: int, side: Side, cut: Cut
 ) -> Stretch:
     """Return the first token kept, and one past the last."""
+    length = int(length)  # a count of numpy or torch would go on into the runs
     if length < 0:
         raise PositionError(
             f"length is {length}; a number of tokens of at least 0 is required. Pass the budget of a row."

@@ -80,11 +80,18 @@ def weave(rule: Rule, cell_times: Array, audio_tokens: int) -> Array:
         cell_times: `[cells]` time offset tau of every cell, never falling.
         audio_tokens: number of sound tokens, one id each.
 
+    Published code opens one chunk a token: where steps of a clip are longer than a chunk, it tears frames apart. Here a
+    frame is written whole, in the chunk of its time.
+
     Example:
         >>> rule = Rule(axes=("time", "row", "col"), audio_in_video=AudioInVideo(interleave="time"))
         >>> weave(rule, np.array([0, 0, 2]), 3).tolist()
         [False, False, True, True, False, True]
     """
+    if audio_tokens < 0:
+        raise PositionError(
+            f"audio_tokens is {audio_tokens}; at least 0 is required. Read it from the family's AudioSpec.tokens."
+        )
     spec, sound = rule.audio_in_video, np.arange(audio_tokens)
     if spec is None:
         raise PositionError(

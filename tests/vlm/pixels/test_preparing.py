@@ -177,6 +177,8 @@ def test_error_sources(tmp_path: Path) -> None:
     (tmp_path / "cut.png").write_bytes(cut)
     for bad, complaint in (
         (tmp_path / "gone.jpg", "is not a file"),
+        (None, "path is None; the path of a photo file"),
+        (b"\xff\xd8\xff", "path is b.*BytesIO"),
         (tmp_path / "text.jpg", "not an image"),
         (tmp_path / "cut.png", "cannot be decoded"),
         (torch.rand(3, 40, 60), "float32.*uint8 or uint16"),

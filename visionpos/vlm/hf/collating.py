@@ -12,6 +12,7 @@ from torch import Tensor
 
 from visionpos.errors import PositionError
 from visionpos.geometry.grid import is_whole
+from visionpos.geometry.ranges import is_integer
 from visionpos.vlm.batches import merge_rows
 from visionpos.vlm.families import Family
 from visionpos.vlm.hf.reading import rule_of
@@ -64,6 +65,17 @@ class Collator:
                 f"side is {self.side!r} and pad_to_multiple_of {self.pad_to_multiple_of!r}; 'left' or 'right' and a "
                 "whole number of at least 1 are required."
             )
+        token: Any = self.pad_token_id
+        if not is_whole(token) and not (is_integer(token) and token == 0):
+            raise PositionError(
+                f"pad_token_id is {token!r}; a token id of at least 0 is required. Pass tokenizer.pad_token_id, or "
+                "eos_token_id where it has none."
+            )
+        flags: tuple[Any, ...] = (self.packing, self.varlen)
+        if not all(isinstance(flag, bool) for flag in flags):
+            raise PositionError(
+                f"packing is {self.packing!r} and varlen {self.varlen!r}; True or False is required of both."
+            )
         if self.varlen and not self.packing:
             raise PositionError(
                 "varlen is True without packing; boundaries belong to packed rows. Pass packing=True."
@@ -83,7 +95,8 @@ class Collator:
         Raises:
             PositionError: naming the example, if one has no tokens, or its types, grids and labels do not fit.
         """
-        if not len(features):
+        given: Any = features
+        if not isinstance(given, Sequence) or not len(given):
             raise PositionError(
                 f"features is {features!r}; a list of at least one example is required."
             )
@@ -197,7 +210,14 @@ def _tensors(feature: Any, number: int) -> dict[str, Tensor]:
         if value is None or key in LEFT_OUT:
             continue
         out[key] = _tensor(value, f"example {number}: {key}")
-        if key in PER_TOKEN:
+        if key not in PER_TOKEN and tuple(out[key].shape) == (0,):
+            del out[key]  # a column of a dataset in which this prompt has nothing
+        elif key in PER_TOKEN:
+            if out[key].is_floating_point() and not bool((out[key] % 1 == 0).all()):
+                raise PositionError(
+                    f"example {number}: {key} holds fractions; whole numbers are required. Look for a column of "
+                    "another kind under this name."
+                )
             line = out[key].long()
             out[key] = line[0] if line.ndim == 2 and len(line) == 1 else line
     tokens = out["input_ids"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -9,11 +10,14 @@ from typing import Any
 
 from visionpos import config as configs
 from visionpos.errors import ConfigError, PositionError
+from visionpos.geometry.grid import is_whole
 from visionpos.vlm.families import Family, family
 from visionpos.vlm.loading import VENDOR
 from visionpos.vlm.rules import Rule
 
 TRANSFORMERS = "transformers"
+MSCALE_KEYS = ("mscale", "mscale_all_dim")  # gains of yarn, where both are said (DeepSeek)
+GRID_KEYS = (("patch", "patch_size"), ("merge", "spatial_merge_size"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,6 +89,10 @@ def family_of(
         >>> family_of(flat).spec.language.head_dim
         128
     """
+    if overlay is not None and not isinstance(overlay, Mapping):
+        raise ConfigError(
+            f"overlay is {overlay!r}; a mapping in the family's grammar is required, such as {{'grid': {{}}}}."
+        )
     data, served = _read(config)
     mine = _sizes(data)
     language = _family(served, dialect, mine).spec.language
@@ -157,14 +165,32 @@ def _part(data: Mapping[str, Any], name: str) -> dict[str, Any]:
     return dict(part) if isinstance(part, Mapping) else {}
 
 
+def _whole(part: Mapping[str, Any], key: str) -> int | None:
+    """Return a whole number of a config, None where it says nothing."""
+    value = part.get(key)
+    if value is None or is_whole(value):
+        return value
+    raise ConfigError(
+        f"{key} is {value!r}; a whole number of at least 1 is required. Correct the config, or leave it out to take "
+        "the family's."
+    )
+
+
+def _real(part: Mapping[str, Any], key: str) -> float | None:
+    """Return a number of a config, None where it says nothing."""
+    value = part.get(key)
+    if value is None or (isinstance(value, (int, float)) and not isinstance(value, bool)):
+        return value
+    raise ConfigError(
+        f"{key} is {value!r}; a number is required. Correct the config, or leave it out to take the family's."
+    )
+
+
 def _sizes(data: Mapping[str, Any]) -> dict[str, Any]:
     """Return the overlay of grid and rule: patch, merge, ids a second, frames a time step."""
     vision = _part(data, "vision_config")
-    grid = {
-        ours: int(vision[theirs])
-        for ours, theirs in (("patch", "patch_size"), ("merge", "spatial_merge_size"))
-        if isinstance(vision.get(theirs), int)
-    }
+    read = ((ours, _whole(vision, theirs)) for ours, theirs in GRID_KEYS)
+    grid = {ours: side for ours, side in read if side is not None}
     rule: dict[str, Any] = {}
     rate = data.get("position_id_per_seconds", vision.get("tokens_per_second"))
     if rate is not None:
@@ -178,11 +204,12 @@ def _language(data: Mapping[str, Any], served: Served, head_dim: int) -> dict[st
     """Return the overlay of the rotary layout."""
     text = _part(data, "text_config") or dict(data)
     rope = {**_part(text, "rope_parameters"), **_part(text, "rope_scaling")}
-    width, heads = text.get("hidden_size"), text.get("num_attention_heads")
-    head = text.get("qk_rope_head_dim") or text.get("head_dim") or text.get("attention_head_dim")
+    width, heads = _whole(text, "hidden_size"), _whole(text, "num_attention_heads")
+    keys = ("qk_rope_head_dim", "head_dim", "attention_head_dim")
+    head = next((found for key in keys if (found := _whole(text, key))), None)
     if head is None:
         head = width // heads if width and heads else head_dim
-    turning = rope.get("partial_rotary_factor", text.get("partial_rotary_factor"))
+    turning = _real({**text, **rope}, "partial_rotary_factor")
     layout: dict[str, Any] = {
         "head_dim": head,
         "rotary_dim": int(head * (served.turning if turning is None else turning)),
@@ -192,6 +219,10 @@ def _language(data: Mapping[str, Any], served: Served, head_dim: int) -> dict[st
         layout["theta"] = theta
     sections = rope.get("mrope_section") or rope.get("xdrope_section")
     if sections:
+        if not isinstance(sections, (list, tuple)):
+            raise ConfigError(
+                f"sections are {sections!r}; a list of channel pairs, one an axis, is required. Correct the config."
+            )
         layout["sections"] = (
             [*sections[-1:], *sections[:-1]] if served.time_last else list(sections)
         )
@@ -204,7 +235,16 @@ def _scaling(rope: Mapping[str, Any], text: Mapping[str, Any]) -> dict[str, Any]
     kind = rope.get("rope_type", rope.get("type", "default"))
     if kind == "yarn":
         original = rope.get("original_max_position_embeddings", text.get("max_position_embeddings"))
+        if rope.get("truncate", True) is not True:
+            raise ConfigError(
+                f"truncate is {rope['truncate']!r} with yarn; a ramp between whole pairs, True, is required. Take "
+                "position ids alone, from attach or family(name), and leave the rotation to the model."
+            )
         given = {"kind": "yarn", "factor": rope.get("factor"), "original_positions": original}
+        factor, gains = _real(rope, "factor"), [_real(rope, name) for name in MSCALE_KEYS]
+        if factor is not None and all(gains):
+            over, under = (0.1 * (gain or 0) * math.log(max(factor, 1)) + 1 for gain in gains)
+            given["attention_factor"] = over / under
         named = ("beta_fast", "beta_slow", "attention_factor")
         return given | {name: rope[name] for name in named if rope.get(name) is not None}
     if kind in ("xdrope", "dynamic") and rope.get("alpha"):

@@ -2,8 +2,10 @@
 
 from os import PathLike
 from pathlib import Path
+from typing import Any
 
 from visionpos.errors import PositionError
+from visionpos.geometry.arguments import shown
 
 PICTURES = (
     b"\x89PNG",
@@ -30,8 +32,14 @@ def readable_file(path: str | PathLike[str], kind: str) -> Path:
         kind: what it should be ("photo", "video"), for the message.
 
     Raises:
-        PositionError: if there is no file (addresses and folders included) or it is empty.
+        PositionError: if path is none, there is no file (addresses and folders included) or it is empty.
     """
+    given: Any = path
+    if not isinstance(given, (str, PathLike)):
+        raise PositionError(
+            f"path is {shown(path)}; the path of a {kind} file is required. Pass a path, a decoded picture or an array; "
+            "bytes are opened with PIL.Image.open(io.BytesIO(data))."
+        )
     file = Path(path)
     if not file.is_file():
         raise PositionError(
