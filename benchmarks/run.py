@@ -46,7 +46,13 @@ def rotation(pairing: str, batch: int, tokens: int, dtype: torch.dtype) -> dict[
             for x in (q, k)
         )
 
-    assert all(torch.equal(a, b) for a, b in zip(ours(), peer(), strict=True))
+    # Halves turn with a fused multiply-add here: the last bit is another, and nearer to float64.
+    close = (
+        partial(torch.allclose, rtol=1e-2 if dtype == torch.bfloat16 else 0, atol=2e-6)
+        if half
+        else torch.equal
+    )
+    assert all(close(a, b) for a, b in zip(ours(), peer(), strict=True))
     name = f"rotate q, k  {pairing:8} {str(dtype).removeprefix('torch.'):8} {batch}x6x{tokens}x64"
     return {
         "op": name,
@@ -123,7 +129,7 @@ def main() -> None:
                 rows += [rotation(pairing, 8, 197, dtype), rotation(pairing, 16, 1025, dtype)]
         rows += [resampling(14, 64), resampling(37, 64), resampling(37, 16)]
     rows += encodings.rows()
-    rows += [forward(224, train=False), forward(224, train=True), forward(512, train=False)]
+    rows += [forward(size, train=train) for size in (224, 512) for train in (False, True)]
     print(f"{'operation':48} {'peer':12} {'time / peer':>11} {'time / copy':>11}")
     for row in rows:
         copy = f"{row['to copy']:11.2f}" if "to copy" in row else ""

@@ -176,3 +176,11 @@ def test_error_names() -> None:
         vp.norm_rotate(q, q, rotation, weight_k=torch.ones(8))
     with pytest.raises(PositionError, match=r"x has 15 tokens, the rotation 14"):
         vp.norm_rotate(q, q, Rotation.of(torch.zeros(14, 8)))
+
+
+def test_error_names_the_layout_that_fits() -> None:
+    q, rotation = torch.randn(2, 15, 6, 16), Rotation.of(torch.zeros(14, 8))
+    with pytest.raises(PositionError, match=r"x has 6 tokens.*layout='bnhd'"):
+        vp.rotate(q, q, rotation, prefix=1)
+    with pytest.raises(PositionError, match=r"x has 15 tokens.*prefix count"):
+        vp.rotate(q.transpose(1, 2), q.transpose(1, 2), rotation)

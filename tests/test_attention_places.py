@@ -262,3 +262,29 @@ def test_forward_mode_and_vmap(pairing: str) -> None:
     assert all(x is not None and close(x, rot.apply(t)) for x in found)
     turned = torch.vmap(lambda x: rotate_(x.clone(), 2 * x, rot)[0])(q)
     assert close(turned, plain(q, q, rot)[0])
+
+
+def test_error_partial_overlap_and_neighbours_that_do_not() -> None:
+    """Heads in common would turn twice; queries and keys of one projection lie between each other and share nothing."""
+    rot = rotation(5, 4)
+    base = torch.randn(2, 4, 5, 8)
+    for q, k in (
+        (base[:, :2], base[:, 1:3]),
+        (base[:1], base[:, 3:]),
+        (base[:, :3], base[:, 2:]),
+        (base[:, 2:], base[:, :3]),
+    ):
+        if q.shape[0] == 1:
+            rotate_(q[:, :2].clone(), k.clone(), rot)
+            continue
+        held = base.clone()
+        with pytest.raises(PositionError, match="share memory"):
+            rotate_(q, k, rot)
+        assert torch.equal(base, held)
+    qkv = torch.randn(2, 5, 10, 8)
+    q, k = qkv[:, :, :6].transpose(1, 2), qkv[:, :, 6:8].transpose(1, 2)
+    wanted = plain(q.clone(), k.clone(), rot)
+    got = rotate_(q, k, rot)
+    assert all(close(x, y) for x, y in zip(got, wanted, strict=True))
+    front, back = base[:, :2], base[:, 2:]
+    assert rotate_(front, back, rot)[0] is front

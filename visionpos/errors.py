@@ -28,7 +28,9 @@ def did_you_mean(name: object, known: Iterable[str]) -> str:
     """
     from difflib import get_close_matches
 
-    near = get_close_matches(str(name).lower(), list(dict.fromkeys(known)), n=3)
+    names, wanted = list(dict.fromkeys(known)), str(name).lower()
+    begins = [one for one in names if len(wanted) > 2 and one.startswith(wanted)]
+    near = list(dict.fromkeys([*begins, *get_close_matches(wanted, names, n=3)]))[:3]
     return f" Did you mean {' or '.join(near)}?" if near else ""
 
 

@@ -180,6 +180,7 @@ def test_attentions_compiled_one_by_one(name: str, how: str) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:torch.ao.quantization is deprecated")
+@pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor")
 def test_quantised_after_attach_turns() -> None:
     """torch.ao swaps each Linear and hands its hooks on: what is off is the rounding to 8 bits alone."""
     variant = BY_NAME["swin_tiny_patch4_window7_224"]

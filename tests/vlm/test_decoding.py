@@ -233,3 +233,24 @@ def test_error_names_what_is_wrong() -> None:
         next_ids(pos, -1)
     with pytest.raises(PositionError, match=r"\[axes, n\] each"):
         pack_rows([right])
+
+
+def test_error_merge_rows_of_other_axes() -> None:
+    """Rows of two families are no batch; torch's stack would say so in its own words."""
+    from visionpos.vlm import Text, family, merge_rows
+
+    rows = [
+        family(name).position_ids(family(name).stream([Text(tokens=3)]))
+        for name in ("qwen2_vl", "hunyuan_vl")
+    ]
+    rule = family("qwen2_vl").spec.rule
+    with pytest.raises(PositionError, match=r"rows have \[3, 4\] axes"):
+        merge_rows(rows, rule)  # type: ignore[arg-type]
+
+
+def test_error_a_frame_rate_beyond_sense() -> None:
+    from visionpos.vlm import family
+
+    for fps in (0.0, -1.0, float("nan"), float("inf"), 1e-6):
+        with pytest.raises(PositionError, match="a frame a day or more"):
+            family("qwen2_vl").frame_count(100, fps)

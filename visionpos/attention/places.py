@@ -45,7 +45,7 @@ def rotate_(
     """
     for name, x in (("q", q), ("k", k)):
         checked_tensor(x, name)
-    if q is k or (known(q) and q.numel() and q.data_ptr() == k.data_ptr()):
+    if q is k or (known(q) and _overlap(q, k)):
         raise PositionError(
             "q and k share memory, which would turn twice; two tensors are required. Clone one of them."
         )
@@ -152,6 +152,26 @@ def _check_place(x: Tensor, name: str, rotation: Rotation, stretch: Tensor) -> N
             f"{name} has strides {x.stride()} for shape {tuple(x.shape)}; entries that share memory would turn more "
             "than once. Use rotate, or clone it."
         )
+
+
+def _overlap(q: Tensor, k: Tensor) -> bool:
+    """Return whether two tensors of equal strides share an entry; of other strides, whether they begin alike."""
+    if not q.numel() or not k.numel() or q.device != k.device:
+        return False
+    apart = k.data_ptr() - q.data_ptr()
+    if q.stride() != k.stride() or q.dtype != k.dtype or apart % q.element_size():
+        return apart == 0
+    dims = sorted(zip(q.stride(), q.shape, k.shape, strict=True), reverse=True)
+    return _reached(apart // q.element_size(), dims)
+
+
+def _reached(apart: int, dims: list[tuple[int, int, int]]) -> bool:
+    """Return whether a place in q and one in k can be the same, `apart` entries between their beginnings."""
+    if not dims:
+        return apart == 0
+    (step, of_q, of_k), *rest = dims
+    steps = {apart // step, -(-apart // step)} if step else {0}
+    return any(-of_k < taken < of_q and _reached(apart - taken * step, rest) for taken in steps)
 
 
 def _packed_heads(qkv: Any, kv_heads: int | None) -> tuple[int, int]:

@@ -105,7 +105,11 @@ def show(rows: Sequence[dict[str, Any]], *, as_json: bool, title: str) -> None:
         table.add_column(key.replace("_", " "), overflow="fold", min_width=width)
     for row in cells:
         table.add_row(*row)
-    Console(markup=False, highlight=False).print(table)
+    console = Console(markup=False, highlight=False)
+    # Rich crops what does not fit without a word. A terminal narrower than the words wraps lines; a file has no width.
+    least = console.measure(table, options=console.options.update(max_width=10_000)).minimum
+    console.width = max(console.width, least)
+    console.print(table)
 
 
 def write_json(data: Any) -> None:

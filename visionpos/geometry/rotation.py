@@ -148,10 +148,15 @@ class Rotation:
         """
         check_exempt(prefix, suffix)
         if x.shape[-2] != self.n + prefix + suffix:
+            turned = x.ndim > 2 and x.shape[-3] == self.n + prefix + suffix
+            remedy = (
+                "Pass layout='bnhd' for [b, n, heads, head_dim] or 'thd' for [n, heads, head_dim], or transpose."
+                if turned
+                else "Pass the prefix count of the model, or select() kept tokens."
+            )
             raise PositionError(
                 f"x has {x.shape[-2]} tokens, the rotation {self.n} and prefix + suffix is {prefix + suffix}; "
-                "tokens must be rotation + prefix + suffix. Pass the prefix count of the model, or select() kept "
-                "tokens."
+                f"tokens must be rotation + prefix + suffix. {remedy}"
             )
         if x.shape[-1] < 2 * self.pairs:
             raise PositionError(

@@ -42,15 +42,7 @@ def merge_rows(
         >>> merge_rows([one, two], Rule(axes=("index",)), side="left").mask.tolist()
         [[False, True], [True, True]]
     """
-    if not rows or any(row.ids.ndim != 2 for row in rows):
-        raise PositionError(
-            f"rows holds {len(rows)} items of shapes {[tuple(row.ids.shape) for row in rows]}; at least one, [axes, n] "
-            "each, is required. Take them apart with split_rows."
-        )
-    if any(row.mask is not None and not bool(row.mask.all()) for row in rows):
-        raise PositionError(
-            "a row is padded already; rows without padding are required. Use split_rows."
-        )
+    check_rows(rows)
     longest = max(row.ids.shape[-1] for row in rows)
     length = longest if length is None else length
     if length < longest:
@@ -65,8 +57,7 @@ def merge_rows(
         masks.append(
             F.pad(torch.ones(row.ids.shape[-1], dtype=torch.bool, device=row.ids.device), pad)
         )
-        takes_off = rule.delta.minus == "padded" and rule.delta.from_ != "none"
-        deltas.append(row.delta - (room if takes_off else 0))
+        deltas.append(row.delta - (room if _counts_padding(rule) else 0))
     following = torch.stack([row.next_position for row in rows])
     return PositionIds(torch.stack(ids, 1), following, torch.stack(deltas), torch.stack(masks))
 
@@ -84,8 +75,34 @@ def split_rows(batch: PositionIds, rule: Rule) -> list[PositionIds]:
         row = batch.row(number)
         if row.mask is not None:
             room = int((~row.mask).sum())
-            takes_off = rule.delta.minus == "padded" and rule.delta.from_ != "none"
-            delta = row.delta + (room if takes_off else 0)
+            delta = row.delta + (room if _counts_padding(rule) else 0)
             row = PositionIds(row.ids[:, row.mask], row.next_position, delta)
         out.append(row)
     return out
+
+
+def check_rows(rows: Sequence[PositionIds]) -> None:
+    """Refuse what are no rows of one kind, `[axes, n]` each, without padding.
+
+    Raises:
+        PositionError: naming shapes and dtypes.
+    """
+    if not rows or any(row.ids.ndim != 2 for row in rows):
+        raise PositionError(
+            f"rows holds {len(rows)} items of shapes {[tuple(row.ids.shape) for row in rows]}; at least one, [axes, n] "
+            "each, is required. Take them apart with split_rows."
+        )
+    if any(row.mask is not None and not bool(row.mask.all()) for row in rows):
+        raise PositionError(
+            "a row is padded already; rows without padding are required. Use split_rows."
+        )
+    if len({(row.ids.shape[0], row.ids.dtype) for row in rows}) > 1:
+        raise PositionError(
+            f"rows have {[row.ids.shape[0] for row in rows]} axes and dtypes {[row.ids.dtype for row in rows]}; one "
+            "number and one dtype are required. Place all of them by one family."
+        )
+
+
+def _counts_padding(rule: Rule) -> bool:
+    """Return whether delta takes off the padded length of a row."""
+    return rule.delta.minus == "padded" and rule.delta.from_ != "none"

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from visionpos.errors import PositionError
 from visionpos.geometry.grid import is_whole
+from visionpos.vlm.instants import LONGEST_SECONDS
 
 if TYPE_CHECKING:
     from visionpos.vlm.grammar import VideoSpec
@@ -28,10 +29,14 @@ def sampled_frames(spec: VideoSpec, total_frames: int, source_fps: float) -> int
     if sample is None:
         raise PositionError("no rule for sampling frames is known. Choose the frames yourself.")
     given = is_whole(total_frames) and isinstance(source_fps, numbers.Real)
-    if not given or total_frames < sample.multiple or not 0 < source_fps < math.inf:
+    if (
+        not given
+        or total_frames < sample.multiple
+        or not 1 / LONGEST_SECONDS <= source_fps < math.inf
+    ):
         raise PositionError(
             f"total_frames is {total_frames!r} and source_fps {source_fps!r}; at least {sample.multiple} frames and a "
-            "finite fps above 0 are required. Pass a single frame as an Image."
+            "finite fps, of a frame a day or more, are required. Pass a single frame as an Image."
         )
     least = -(-sample.at_least // sample.multiple) * sample.multiple
     most = min(sample.at_most, total_frames) // sample.multiple * sample.multiple

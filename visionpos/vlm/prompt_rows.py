@@ -15,6 +15,7 @@ from torch import Tensor
 from visionpos.errors import PositionError
 from visionpos.geometry.arguments import checked
 from visionpos.geometry.grid import is_whole
+from visionpos.vlm.batches import check_rows
 from visionpos.vlm.documents import cumulative_lengths, pieces_of
 from visionpos.vlm.families import Family
 from visionpos.vlm.ids import PositionIds
@@ -114,7 +115,7 @@ def pack_rows(
         >>> row.cu_seqlens.tolist(), row.cu_seqlens_padded.tolist(), row.max_seqlen
         ([0, 2, 5], [0, 4, 8], 3)
     """
-    _check_rows(rows)
+    check_rows(rows)
     _check_numbers(pad_to_multiple=pad_to_multiple, pad_each_to=pad_each_to)
     counts = torch.tensor([row.ids.shape[-1] for row in rows])
     room = -(-counts // pad_each_to) * pad_each_to
@@ -159,23 +160,6 @@ def _filled(
             "they were placed, without padding."
         )
     return frame.fill([part.to(frame.ids.device) for part in parts], value)
-
-
-def _check_rows(rows: Sequence[PositionIds]) -> None:
-    if not rows or any(row.ids.ndim != 2 for row in rows):
-        raise PositionError(
-            f"rows holds {len(rows)} items of shapes {[tuple(row.ids.shape) for row in rows]}; at least one, [axes, n] "
-            "each, is required. Take them apart with split_rows."
-        )
-    if any(row.mask is not None and not bool(row.mask.all()) for row in rows):
-        raise PositionError(
-            "a row is padded already; rows without padding are required. Use split_rows."
-        )
-    if len({(row.ids.shape[0], row.ids.dtype) for row in rows}) > 1:
-        raise PositionError(
-            f"rows have {[row.ids.shape[0] for row in rows]} axes and dtypes {[row.ids.dtype for row in rows]}; one "
-            "number and one dtype are required. Place all of them by one family."
-        )
 
 
 def _check_numbers(**numbers: int) -> None:

@@ -37,8 +37,8 @@ def readable_file(path: str | PathLike[str], kind: str) -> Path:
     given: Any = path
     if not isinstance(given, (str, PathLike)):
         raise PositionError(
-            f"path is {shown(path)}; the path of a {kind} file is required. Pass a path, a decoded picture or an array; "
-            "bytes are opened with PIL.Image.open(io.BytesIO(data))."
+            f"path is {shown(path)}; the path of a {kind} file is required. Pass a path, a decoded picture or an "
+            "array; bytes are opened with PIL.Image.open(io.BytesIO(data))."
         )
     file = Path(path)
     if not file.is_file():
