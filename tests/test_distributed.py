@@ -48,7 +48,7 @@ def assert_one_run(run: Path, alone: Path) -> None:
         assert largest_difference(run, alone, file) < 5e-6, file
 
 
-@pytest.mark.parametrize("parallel", ["ddp", "fsdp2"])
+@pytest.mark.parametrize("parallel", [pytest.param("ddp", marks=pytest.mark.slow), "fsdp2"])
 def test_two_processes_are_one(parallel: str, photos: Path, alone: Path, tmp_path: Path) -> None:
     """Recomputed blocks, three sizes, a ramp of the strength, layer decay, clipping, an average and measurements."""
     printed = two(photos, tmp_path, parallel)

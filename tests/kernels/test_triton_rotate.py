@@ -21,22 +21,23 @@ ROOT = Path(__file__).resolve().parents[2]
 LEAST = {"tables": 36, "coords": 24, "backward": 20, "norm": 18, "dispatch": 20}
 
 
-@pytest.fixture(scope="module")
-def verdicts() -> dict[str, str | None]:
-    """What is wrong with each case; interpreting needs a process of its own."""
+# The whole way from the public functions, and the gradients, at every run; each launcher by itself in the slow one.
+GROUPS = [
+    pytest.param(group, marks=() if group in ("backward", "dispatch") else pytest.mark.slow)
+    for group in LEAST
+]
+
+
+@pytest.mark.parametrize("group", GROUPS)
+def test_reference_interpreted(group: str) -> None:
+    """Every case of the group agrees with its float64 oracle; interpreting needs a process of its own."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "TRITON_INTERPRET": "1"}
-    command = [sys.executable, "-W", "ignore", "-m", "tests.kernels.interpreted", *LEAST]
+    command = [sys.executable, "-W", "ignore", "-m", "tests.kernels.interpreted", group]
     answer = subprocess.run(
         command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False
     )
     assert answer.returncode == 0, answer.stderr[-3000:]
-    return json.loads(answer.stdout)
-
-
-@pytest.mark.parametrize("group", LEAST)
-def test_reference_interpreted(verdicts: dict[str, str | None], group: str) -> None:
-    """Every case of the group agrees with its float64 oracle."""
-    found = {name: text for name, text in verdicts.items() if name.startswith(f"{group}:")}
+    found = json.loads(answer.stdout)
     assert len(found) >= LEAST[group]
     wrong = [f"{name}: {text}" for name, text in found.items() if text is not None]
     assert not wrong, "\n".join(wrong)

@@ -173,6 +173,7 @@ def test_compile_padded_sizes_share_a_graph() -> None:
     assert counter.frame_count <= 3
 
 
+@pytest.mark.slow
 def test_compile_a_ramp_of_strength_needs_a_bounded_number_of_graphs() -> None:
     """0 and 1 have graphs of their own; all between share one."""
     model, x = attached("axial", strength=0.0), image(SIZE)
@@ -196,6 +197,7 @@ def test_compile_a_learned_strength_needs_one_graph() -> None:
     assert counter.frame_count == 1
 
 
+@pytest.mark.slow
 def test_compile_train_and_eval_with_jitter() -> None:
     """Draws happen inside the graph, from torch's generator; evaluation stands still."""
     coords = vp.CoordSpec(jitter=1.5, shift=1.0, rescale=1.5)
