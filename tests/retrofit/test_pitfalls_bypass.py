@@ -205,3 +205,19 @@ def test_error_blocks_shared_with_a_model_that_has_an_attachment(spec: Any) -> N
     assert torch.equal(features(first, image((64, 96))), wanted)
     retrofit.detach(first)
     retrofit.attach(second, spec, strength=1.0)
+
+
+@pytest.mark.slow
+def test_a_graph_knows_the_sides_of_an_index_that_was_moved() -> None:
+    """EfficientFormer's grid is told by numbers in a buffer, which no graph can read: noted when attached and moved."""
+    variant = BY_NAME["efficientformer_l1"]
+    model = variant.build()
+    retrofit.attach(model, vp.AxialRopeSpec(), strength=1.0)
+    for size in ((64, 256), (256, 64)):
+        retrofit.resize(model, size)
+        torch._dynamo.reset()
+        x = torch.randn(1, 3, *size)
+        with torch.no_grad():
+            graph = torch.compile(model.forward_features, backend="aot_eager", fullgraph=True)(x)
+            assert apart(graph, model.forward_features(x)) < 1e-5
+    torch._dynamo.reset()

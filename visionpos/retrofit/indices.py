@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -10,6 +10,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from visionpos.retrofit.paths import Sides
+
+NOTED = "visionpos_sides"
 
 
 def absolute_differences(grid: Sides, step: int, device: torch.device) -> Tensor:
@@ -71,3 +73,26 @@ def _places(grid: Sides, device: torch.device) -> tuple[Tensor, Tensor]:
     y = torch.arange(grid[0], device=device).repeat_interleave(grid[1])
     x = torch.arange(grid[1], device=device).repeat(grid[0])
     return y, x
+
+
+def sides_of_index(index: Tensor) -> Sides | None:
+    """Return the sides of the grid whose absolute differences an index [n, n] numbers, row-major; None without data.
+
+    Token 0 and token j differ by j as long as both are in one row; the first token of the next row is at distance
+    `width`, too, so the width is where token 1 sees a jump.
+    """
+    count = int(index.shape[0])
+    if index.is_meta:
+        return None
+    if count == 1:
+        return 1, 1
+    step = index[1].tolist()
+    width = next((j for j in range(2, count) if step[j] != j - 1), count)
+    return count // width, width
+
+
+def note_sides(module: Any, name: str) -> Sides | None:
+    """Note with a module the sides that its index tells, for graphs, which cannot look into it; return them."""
+    sides = sides_of_index(getattr(module, name))
+    object.__setattr__(module, NOTED, sides)
+    return sides

@@ -9,9 +9,12 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from visionpos.errors import PositionError
 from visionpos.geometry import Grid
 from visionpos.retrofit.called import OfCall
+from visionpos.retrofit.indices import NOTED, note_sides
 from visionpos.retrofit.passes import Relay, graph_task
 from visionpos.retrofit.paths import counted
 from visionpos.retrofit.seams import find, sides_of
@@ -129,10 +132,9 @@ class Reader:
         return side, side
 
     def _index(self, module: Any, *_: Any) -> Any:
-        # Token 1 is one column from token 0 until its row ends: there the number of the difference jumps.
-        row = getattr(module, self.name)[1].tolist()
-        width = next((j for j, found in enumerate(row) if found != abs(j - 1)), len(row))
-        return len(row) // width, width
+        if torch.compiler.is_compiling():
+            return getattr(module, NOTED)
+        return note_sides(module, self.name)
 
     def _container(self, module: Any, *_: Any) -> Any:
         handed = self.relay.get()
@@ -163,6 +165,8 @@ def reader_of(port: Port) -> Reader:
             raise PositionError(
                 f"port {port.path} finds its grid at {lattice.anchor}, which is gone. Attach before changing the model."
             )
+    if lattice.kind == "index":
+        note_sides(port.holder, name)
     return Reader(lattice, port.prefix, anchor, name)
 
 

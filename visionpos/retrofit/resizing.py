@@ -14,7 +14,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from visionpos.errors import PositionError
-from visionpos.retrofit.indices import absolute_differences, displacements, signed_differences
+from visionpos.retrofit.indices import (
+    NOTED,
+    absolute_differences,
+    displacements,
+    note_sides,
+    signed_differences,
+)
 from visionpos.retrofit.paths import divided, steps_of
 from visionpos.retrofit.seams import find, matches, sides_of
 
@@ -70,6 +76,8 @@ def put_buffer(owner: nn.Module, name: str, value: Tensor) -> None:
         return
     lasting = name not in owner._non_persistent_buffers_set  # noqa: SLF001 (torch has no other word for it)
     owner.register_buffer(name, value, persistent=lasting)
+    if hasattr(owner, NOTED):
+        note_sides(owner, name)
 
 
 def move_patch(patch: Any, image: Sides, cut: Sides | None = None) -> None:

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from visionpos.config import read_yaml, shipped
+from visionpos.retrofit.indices import sides_of_index
 from visionpos.retrofit.layouts import sides_of_shape
 from visionpos.retrofit.seams import (
     TableSeams,
@@ -27,8 +28,6 @@ from visionpos.retrofit.seams import (
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-    from torch import Tensor
 
     from visionpos.retrofit.paths import Sides
 
@@ -107,7 +106,7 @@ class Table:
         if grid == "shape":
             return sides_of_shape(self.seams.layout, self.shape)
         if grid == "offsets_of_index":
-            return _sides_of_index(self.owner.attention_bias_idxs)
+            return sides_of_index(self.owner.attention_bias_idxs)
         return sides_of(find(self.base, self.inner(grid)))
 
     def inner(self, path: str) -> str:
@@ -181,19 +180,3 @@ def _holder(model: nn.Module, path: str) -> tuple[Any, str]:
     """Return (module that holds the last name of a path, that name)."""
     parent, _, name = path.rpartition(".")
     return (find(model, parent) if parent else model), name
-
-
-def _sides_of_index(index: Tensor) -> Sides | None:
-    """Return the sides of the grid whose absolute differences an index [n, n] numbers, row-major; None without data.
-
-    Token 0 and token j differ by j as long as both are in one row; the first token of the next row is at distance
-    `width`, too, so the width is where token 1 sees a jump.
-    """
-    count = int(index.shape[0])
-    if index.is_meta:
-        return None
-    if count == 1:
-        return 1, 1
-    step = index[1].tolist()
-    width = next((j for j in range(2, count) if step[j] != j - 1), count)
-    return count // width, width
