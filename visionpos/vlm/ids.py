@@ -155,10 +155,10 @@ def placed_tokens(
             f"the rule has place {rule.place!r}; token types and grids do not say which tile stands where. "
             "Use stream_ids, or family.position_ids, on the stream."
         )
-    types, keep = checked_tokens(input_ids, modality, attention_mask, rule)
-    if rule.is_sequential:  # placeholders of newlines and queries are in no grid
-        types, image_grids, video_grids = np.zeros_like(types), None, None
-    of_images, of_clips = np.broadcast_to(np.asarray(merge), 2).tolist()
+    types, keep = checked_tokens(input_ids, modality, attention_mask)
+    if rule.is_sequential:
+        image_grids = video_grids = None
+    of_images, of_clips = merge if isinstance(merge, tuple) else (merge, merge)
     grids = {
         IMAGE: token_grids(image_grids, "image_grids", merge=of_images),
         VIDEO: token_grids(video_grids, "video_grids", merge=of_clips, frames=rule.temporal_merge),
@@ -171,14 +171,13 @@ def placed_tokens(
         ids = ids.reshape(len(rule.axes), *types.shape)
     else:
         ids = repadded(ids, keep, rule.pad_id)
-    kept = np.ones(types.shape, dtype=bool) if keep is None else keep
-    device = input_ids.device
-    batch = PositionIds(
-        torch.from_numpy(ids).to(device),
-        torch.from_numpy(following).to(device),
-        torch.from_numpy(delta).to(device),
-        None if attention_mask is None else torch.from_numpy(kept).to(device),
-    )
+    parts = [ids, following, delta]
+    if attention_mask is not None:
+        parts.append(np.ones(types.shape, dtype=bool) if keep is None else keep)
+    tensors = [torch.from_numpy(part) for part in parts]
+    if not input_ids.is_cpu:
+        tensors = [tensor.to(input_ids.device) for tensor in tensors]
+    batch = PositionIds(*tensors)
     return batch.row(0) if input_ids.ndim == 1 else batch
 
 
@@ -186,11 +185,12 @@ def _placed(units: Units, rule: Rule, *, padded: int) -> tuple[Array, Array, Arr
     """Return ids `[axes, tokens of all rows]`, and next position and delta, `[b]` each."""
     shape, rows, sizes = units.shape, units.row_lengths, units.sizes
     frames, height, width = shape.T
+    dtype = rule.dtype
     tau = rule.frame_offsets(frames, np.maximum(height, width), units.clocks)
-    last_tau = tau[np.cumsum(frames) - 1]
+    last_tau = tau if len(tau) == len(frames) else tau[frames.cumsum() - 1]
     step = index_steps(units, rule) if "index" in rule.axes else None
     reach = rule.reach(shape, last_tau, sizes if step is None else stepped(sizes, *step))
-    advance = rule.advance(shape, last_tau, reach).astype(rule.dtype)
+    advance = rule.advance(shape, last_tau, reach).astype(dtype, copy=False)
     rings = None
     if rule.circle is not None:
         rings = [ring(rule.circle, *side) for side in shape[:, 1:].tolist()]
@@ -201,20 +201,19 @@ def _placed(units: Units, rule: Rule, *, padded: int) -> tuple[Array, Array, Arr
     # A unit moves what follows it by advance - tokens from its place in the row: one cumulative sum gives every start.
     spans, first = units.spans if units.woven else sizes, units.first_of_row
     move = advance - spans
-    moved: Array = np.cumsum(move)
-    moved = moved - (moved - move)[first]
-    before = np.zeros_like(moved)
-    np.copyto(before[1:], moved[:-1], where=first[1:] != np.arange(1, len(first)))
-    start = before - (np.cumsum(rows) - rows)[units.row] + units.start
-    ids = line_ids(pieces_of(units, spans, moved), start, tau, rule, step)
+    before: Array = np.zeros_like(move)
+    move[:-1].cumsum(out=before[1:])
+    before = before - before[first]
+    start = before - (rows.cumsum() - rows)[units.row] + units.start
+    ids = line_ids(pieces_of(units, spans, before + move), start, tau, rule, step)
     if rings is not None:
         write_rings(ids, units, start, tau, rings)
     for unit, woven in units.woven.items():
         stands = start[unit], advance[unit]
         _write_woven(ids, units, unit, woven, stands, tau, rule)
-    following = rows.astype(rule.dtype)
+    following = rows.astype(dtype)
     np.add.at(following, units.row, move)
-    if rule.origin == "zero" or ids.dtype != np.int64 or units.woven:
+    if rule.origin == "zero" or dtype is not np.int64 or units.woven:
         return ids, following, _delta(ids, following, rows, rule.delta, padded)
     # Text never falls, so what stands highest is the last token or a cell of some unit.
     highest = following.copy()

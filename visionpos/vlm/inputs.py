@@ -24,19 +24,19 @@ Grids = (
 
 
 def checked_tokens(
-    input_ids: Tensor, modality: Tensor, attention_mask: Tensor | None, rule: Rule
+    input_ids: Tensor, modality: Tensor, attention_mask: Tensor | None
 ) -> tuple[Array, Array | None]:
     """Return types and which tokens are no padding, `[b, n]` each, None for all, after checking that they agree.
 
+    What the types are is checked with their runs, of which there are fewer (`check_types`).
+
     Args:
         input_ids: `[n]` or `[b, n]`; only its shape is read.
-        modality: like input_ids, 0 to 3.
+        modality: like input_ids.
         attention_mask: like input_ids, 0 or 1; None if nothing is padded.
-        rule: says whether there may be sound.
 
     Raises:
-        PositionError: if shapes differ, a value is out of range, padding is typed as a placeholder, or there is sound
-            and the rule takes none.
+        PositionError: if shapes differ, the mask holds something else, or padding is typed as a placeholder.
     """
     given = (input_ids, modality, *([] if attention_mask is None else [attention_mask]))
     if not all(isinstance(part, Tensor) for part in given):
@@ -51,18 +51,6 @@ def checked_tokens(
             "all of them on the same side to the same length."
         )
     types = _rows_of(modality)
-    largest = _largest(types)
-    if largest >= len(MODALITY_NAMES):
-        row, at = np.argwhere((types < 0) | (types >= len(MODALITY_NAMES)))[0]
-        raise PositionError(
-            f"modality is {types[row, at]} at row {row}, token {at}; 0 text, 1 image, 2 video or 3 audio is required. "
-            "Pass mm_token_type_ids, not token ids."
-        )
-    if rule.audio == "none" and largest == AUDIO:
-        raise PositionError(
-            f"modality is {AUDIO} (audio) in row {np.argwhere(types == AUDIO)[0][0]}; this family takes no audio. "
-            "Type those tokens 0 if they are text."
-        )
     keep = None if attention_mask is None else _rows_of(attention_mask)
     if keep is None or (keep.size and keep.min() == keep.max() == 1):
         return types, None
@@ -81,6 +69,28 @@ def checked_tokens(
             "be 0. Pad modality on the same side as input_ids."
         )
     return types, keep
+
+
+def check_types(kinds: Array, types: Array, rule: Rule) -> None:
+    """Refuse types that are none, and sound where the rule takes none.
+
+    Args:
+        kinds: `[runs]` every type there is.
+        types: `[b, n]` of all tokens, for the message.
+        rule: says whether there may be sound.
+    """
+    largest = _largest(kinds)
+    if largest >= len(MODALITY_NAMES):
+        row, at = np.argwhere(~np.isin(types, range(len(MODALITY_NAMES))))[0]
+        raise PositionError(
+            f"modality is {types[row, at]} at row {row}, token {at}; 0 text, 1 image, 2 video or 3 audio is required. "
+            "Pass mm_token_type_ids, not token ids."
+        )
+    if rule.audio == "none" and largest == AUDIO:
+        raise PositionError(
+            f"modality is {AUDIO} (audio) in row {np.argwhere(types == AUDIO)[0][0]}; this family takes no audio. "
+            "Type those tokens 0 if they are text."
+        )
 
 
 def _rows_of(part: Tensor) -> Array:
@@ -114,7 +124,7 @@ def token_grids(grids: Grids | None, name: str, *, merge: int, frames: int = 1) 
     if grids is None:
         return np.zeros((0, 3), dtype=np.int64)
     try:
-        table = np.asarray(grids.cpu() if isinstance(grids, Tensor) else torch.as_tensor(grids))
+        table = (grids if isinstance(grids, Tensor) else torch.as_tensor(grids)).cpu().numpy()
     except (TypeError, ValueError, RuntimeError):
         raise PositionError(
             f"{name} is {grids!r}; [items, 3] with frames, height, width in patches is required. Pass the processor's "
@@ -128,21 +138,23 @@ def token_grids(grids: Grids | None, name: str, *, merge: int, frames: int = 1) 
             "Pass the processor's grid_thw."
         )
     unit = np.array([1, merge, merge])
-    cells, rest = np.divmod(table, unit)
-    if rest.any() or table.min() < 1:
-        item = int(np.argmax(((table < 1) | (rest != 0)).any(1)))
+    cells = table // unit
+    whole = cells * unit == table
+    if not whole.all() or table.min() < 1:
+        item = int(np.argmax(((table < 1) | ~whole).any(1)))
         raise PositionError(
             f"{name}[{item}] is {tuple(table[item].astype(float).tolist())}; at least one whole frame, and sides that "
             f"are multiples of merge {merge}, are required. Pass patch grids, not merged ones."
         )
-    if name == "image_grids" and (table[:, 0] != 1).any():
+    if name == "image_grids" and table[:, 0].max() != 1:
         item = int(np.argmax(table[:, 0] != 1))
         raise PositionError(
             f"image_grids[{item}] has {int(table[item, 0])} frames; an image has one. Pass clips as video_grids."
         )
     if frames > 1:
         cells[:, 0] = np.maximum(cells[:, 0] // frames, 1)
-    return cells.astype(np.int64, copy=False)
+    counted: Array = cells.astype(np.int64, copy=False)
+    return counted
 
 
 def clip_clocks(

@@ -33,18 +33,19 @@ class Pieces:
     text: Array
     off: Array
 
-    def of_units(self, values: Array) -> Array:
-        """Return values of units, `[pieces]`; zero for a row."""
-        rows = np.zeros(len(self.order) - len(values), dtype=values.dtype)
-        return np.concatenate((values, rows))[self.order]
-
     def lines(self, count: Array, length: Array) -> Lines:
         """Return so many lines of each unit, of so many tokens, and a line of the text behind it."""
-        count = self.of_units(count)
-        ends = np.cumsum(count + 1)
-        lengths = np.repeat(self.of_units(length), count + 1)
-        lengths[ends - 1] = self.text
-        return Lines(pieces=self, count=count, text=ends - 1, length=lengths)
+        pieces, units = len(self.order), len(count)
+        counts = np.zeros(pieces, dtype=np.int64)  # a row has no cells
+        counts[:units] = count
+        counts = counts[self.order]
+        spread = counts + 1
+        text = spread.cumsum()
+        text -= 1
+        unit = np.minimum(self.order, units - 1).repeat(spread)  # any unit will do for text
+        lengths = self.text if units == 0 else length[unit]
+        lengths[text] = self.text
+        return Lines(unit=unit, count=counts, text=text, length=lengths)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -52,13 +53,13 @@ class Lines:
     """Pieces cut into lines: those of a unit's cells, then one of text.
 
     Args:
-        pieces: what is cut.
+        unit: `[lines]` whose cells each holds; of text, any unit's.
         count: `[pieces]` lines of cells of each.
         text: `[pieces]` which line is its text.
         length: `[lines]` tokens of each; text may have none.
     """
 
-    pieces: Pieces
+    unit: Array
     count: Array
     text: Array
     length: Array
@@ -66,28 +67,26 @@ class Lines:
     @property
     def number(self) -> Array:
         """Return `[lines]` which line of its unit each is; 0 for text."""
-        number: Array = np.arange(len(self.length)) - np.repeat(
-            self.text - self.count, self.count + 1
-        )
+        number = np.arange(len(self.length))
+        number -= (self.text - self.count).repeat(self.count + 1)
         number[self.text] = 0
         return number
 
     @property
     def first(self) -> Array:
         """Return `[lines]` place of the first token of each."""
-        first: Array = np.cumsum(self.length)
+        first: Array = self.length.cumsum()
         first -= self.length
         return first
 
     def of_units(self, values: Array) -> Array:
-        """Return values of units, `[lines]`; zero for a line of text behind a row's beginning."""
-        spread: Array = np.repeat(self.pieces.of_units(values), self.count + 1)
-        return spread
+        """Return values of units, `[lines]`; text gets what is written over."""
+        return values[self.unit] if len(values) else np.zeros_like(self.unit, values.dtype)
 
     def spread(self, values: Array, text: int) -> Array:
         """Return values of lines at every token, `[tokens]`, with one value for all text."""
         values[self.text] = text
-        spread: Array = np.repeat(values, self.length)
+        spread: Array = values.repeat(self.length)
         return spread
 
 
@@ -99,7 +98,7 @@ def pieces_of(units: Units, spans: Array, moved: Array) -> Pieces:
         spans: `[units]` tokens of each.
         moved: `[units]` by how much the units of the row, up to and with this one, moved what follows.
     """
-    ends = np.cumsum(units.row_lengths)
+    ends = units.row_lengths.cumsum()
     begins = ends - units.row_lengths
     shape = units.shape
     if units.woven:
@@ -108,7 +107,7 @@ def pieces_of(units: Units, spans: Array, moved: Array) -> Pieces:
             shape[unit] = 1, 1, woven.span
     cut = np.concatenate((units.start + spans, begins))
     # Stable: where a unit ends its row, the next row comes behind it.
-    order = np.argsort(cut, kind="stable")
+    order = cut.argsort(kind="stable")
     start = np.concatenate((units.start, begins))[order]
     text = np.concatenate((start[1:], ends[-1:])) - cut[order]
     off = np.concatenate((moved - begins[units.row], -begins))[order]
@@ -124,20 +123,20 @@ def line_ids(
 
     Args:
         pieces: grids, rows and the text between them.
-        start: `[units]` position s of each unit.
+        start: `[units]` position s of each unit, in the dtype of the ids.
         tau: `[sum of frames]` time offset of every frame of every unit.
         rule: the position rule.
         step: what one cell of each unit adds to `index`, as numerators and denominators, `[units]` each; None where
             the rule has no such axis.
     """
     tokens = int(pieces.units.row_lengths.sum())
-    writer = _Writer(pieces, start, tau if tau.any() else None, rule, step, tokens)
+    writer = _Writer(pieces, start, tau, rule, step, tokens)
     lines = writer.lines
-    base = np.empty((len(rule.axes), len(lines.length)), dtype=rule.dtype)
+    base = np.empty((len(rule.axes), len(lines.length)), dtype=start.dtype)
     for out, axis in zip(base, rule.axes, strict=True):
         out[:] = getattr(writer, axis)()
     base[:, lines.text] = pieces.off
-    ids: Array = np.repeat(base, lines.length, axis=1)
+    ids: Array = base.repeat(lines.length, axis=1)
     for out, axis in zip(ids, rule.axes, strict=True):
         np.add(out, writer.grown(axis), out=out)
     return ids
@@ -150,13 +149,15 @@ class _Writer:
         self,
         pieces: Pieces,
         start: Array,
-        tau: Array | None,
+        tau: Array,
         rule: Rule,
         step: tuple[Array, Array] | None,
         tokens: int,
     ) -> None:
-        self.pieces, self.tau, self.rule, self.step = pieces, tau, rule, step
+        self.pieces, self.rule, self.step = pieces, rule, step
+        self.tau = tau if tau.any() else None
         self.frames, self.height, self.width = pieces.shape.T
+        self.single = len(tau) == len(self.frames)  # no unit has a second frame
         if "row" in rule.axes or "col" in rule.axes:
             self.lines = pieces.lines(self.frames * self.height, self.width)
         else:
@@ -164,7 +165,7 @@ class _Writer:
             self.height = np.ones_like(self.frames)
         self.start = self.lines.of_units(start)
         # Whole numbers are counted from the first token of all: what a line lacks goes into where it starts.
-        self.whole = rule.dtype is np.int64
+        self.whole = start.dtype == np.int64
         self.place = np.arange(tokens)
         self._still: Array | None = None
 
@@ -184,13 +185,13 @@ class _Writer:
         frames = self.pieces.units.shape[
             :, 0
         ]  # tau has all frames, also of units that are one line here
-        first = self.lines.of_units(np.cumsum(frames) - frames)
+        first = self.lines.of_units(frames.cumsum() - frames)
         return np.asarray(self.start + self.tau[first + frame])
 
     def row(self) -> Array:
         """Return o + i * row_step - ci."""
         row = self.lines.number
-        if self.frames.max(initial=1) > 1:
+        if not self.single:
             row = row % self.lines.of_units(self.height).clip(1)
         return self._centred(self._origin() + times(row, self.rule.row_step), self.height)
 

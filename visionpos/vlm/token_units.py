@@ -11,6 +11,7 @@ import numpy as np
 
 from visionpos.errors import PositionError
 from visionpos.vlm.clocks import Array, Clock
+from visionpos.vlm.inputs import check_types
 from visionpos.vlm.padding import unpadded
 from visionpos.vlm.pieces import AUDIO, IMAGE, MODALITY_NAMES, TEXT, VIDEO, Cells
 from visionpos.vlm.rules import Rule
@@ -42,16 +43,20 @@ def units_of_tokens(
     row_lengths = (
         np.full(len(types), types.shape[1]) if keep is None else np.count_nonzero(keep, axis=1)
     )
+    runs, found = _runs(line, row_lengths), []
+    check_types(runs.kinds, types, rule)
     lengths = row_lengths
     if rule.audio_in_video is not None:
         line, lengths, threads = unwoven(line, lengths, rule.audio_in_video)
+        runs = _runs(line, lengths)
     column = int(rule.row_ends == "column")
     if rule.edge_cells:
         cells = (grids[IMAGE] + [0, 0, column]).prod(1)
-        line = _without_edges(line, _runs(line, lengths).of(IMAGE), cells, rule.edge_cells)
-    runs, found = _runs(line, lengths), []
+        line = _without_edges(line, runs.of(IMAGE), cells, rule.edge_cells)
+        runs = _runs(line, lengths)
     seen = set(runs.kinds.tolist())
-    for kind in (IMAGE, VIDEO):
+    # Where ids only count, placeholders of newlines and queries are in no grid.
+    for kind in () if rule.is_sequential else (IMAGE, VIDEO):
         if len(grids[kind]) or kind in seen:
             mine = runs.of(kind)
             shape, item = _shapes(grids[kind], column, rule)

@@ -68,7 +68,7 @@ def truncate_stream(
         place += sum(run.count for run in runs)
     first, last = _kept(place, media, names, length, side, cut)
     kept = (_part(run, first - at, last - at) for at, run in stream.placed())
-    return TokenStream(tuple(run for run in kept if run is not None))
+    return replace(stream, runs=tuple(run for run in kept if run is not None))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -164,7 +164,7 @@ def _media(
             f"{family.name} has no position rule that reads grids, so token types do not say where an image ends. Use "
             "truncate_stream on the family's stream."
         )
-    types, keep = checked_tokens(modality, modality, None, rule)
+    types, keep = checked_tokens(modality, modality, None)
     clips = (spec.video or spec).grid.merge
     grids = {
         IMAGE: token_grids(image_grids, "image_grids", merge=spec.grid.merge),
