@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 
-from visionpos.vlm import Image, Text, Video, family
+from visionpos.errors import PositionError
+from visionpos.vlm import Image, Text, TokenStream, Video, family
 
 
 def small(px: int) -> dict[str, Any]:
@@ -99,3 +100,11 @@ def test_clock_of_a_long_clip() -> None:
     clip = Video((112, 224), seconds=[3661.9996, 3662.0, 3662.1, 3662.2])
     family("kimi_k25").stream([clip], lambda text: seen.append(text) or [1])  # type: ignore[func-returns-value]
     assert seen[0] == "01:01:01.999"
+
+
+@pytest.mark.parametrize("name", ["hunyuan_vl", "hy_v4_vl"])
+def test_a_stream_without_the_markers_that_a_rule_counts_is_refused(name: str) -> None:
+    stream = family(name).stream([Text(tokens=3), Image((128, 224)), Text(tokens=9)])
+    bare = TokenStream(tuple(r for r in stream.runs if getattr(r, "edge", "") != "end"))
+    with pytest.raises(PositionError, match="a marker at the end of every row"):
+        family(name).position_ids(bare)

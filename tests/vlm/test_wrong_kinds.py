@@ -96,6 +96,13 @@ CALLS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
         vlm.smart_resize, {"size_hw": (60, 80), "factor": 28, "min_px": 784, "max_px": 10000, "ratio_over": 200},
     ),
     "split_rows": (vlm.split_rows, {"batch": vlm.merge_rows([POS, POS], FAM.spec.rule), "rule": FAM.spec.rule}),
+    "stack_rows": (
+        vlm.stack_rows,
+        {
+            "rows": [vlm.pack([STREAM], family=FAM)], "side": "left", "pad_id": 0, "pad_token": 0, "pad_to_multiple": 2,
+            "length": 12,
+        },
+    ),
     "stream_ids": (vlm.stream_ids, {"stream": STREAM, "rule": FAM.spec.rule}),
     "tokens_at": (vlm.tokens_at, {"plan": PLAN, "point_yx": (3.0, 4.0)}),
     "tower_ids": (vlm.tower_ids, {"tower": TOWER, "grids": GRIDS}),
@@ -116,7 +123,7 @@ CALLS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
 # Records that the library makes, and a name that takes nothing.
 MADE = {
     "Cells", "Family", "Marker", "NaflexBatch", "Packed", "PackedIds", "Plan", "PositionIds", "Raster", "Span",
-    "Shards", "TokenStream", "Truncation", "View", "Words", "family_names",
+    "Shards", "StackedIds", "TokenStream", "Truncation", "View", "Words", "family_names",
 }  # fmt: skip
 ODD: list[Any] = [
     None, "a", "3", 3, -1, 2.5, [1], ["a"], {"a": 1}, float("nan"), True, object(), (), torch.ones(2, 2),

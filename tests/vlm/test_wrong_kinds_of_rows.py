@@ -17,6 +17,7 @@ RULE = FAM.spec.rule
 BATCH = vlm.merge_rows([POS, POS], RULE) if RULE is not None else None
 ROW = vlm.pack([STREAM, STREAM], family=FAM, pad_each_to=4)
 SHARDS = ROW.shards(2)
+STACKED = vlm.stack_rows([ROW, ROW])
 TYPES = STREAM.modality
 
 # A call that works, of every public function and method.
@@ -63,6 +64,22 @@ CALLS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
     "mask": (ROW.mask, {"causal": True}),
     "block_mask": (ROW.block_mask, {"block": 4, "causal": True}),
     "shards": (ROW.shards, {"ranks": 2, "order": "zigzag", "per_document": False}),
+    "shard mask": (SHARDS.mask, {"rank": 0, "documents": ROW.documents, "keys": [1, 0], "causal": True}),
+    "shard mask_mod": (SHARDS.mask_mod, {"rank": 0, "documents": ROW.documents, "keys": [1], "causal": True}),
+    "shard block_mask": (
+        SHARDS.block_mask, {"rank": 0, "documents": ROW.documents, "keys": [1, 0], "causal": True, "block": 4},
+    ),
+    "stack_rows": (
+        vlm.stack_rows,
+        {
+            "rows": [ROW], "labels": [ROW.text], "side": "left", "pad_id": 0, "pad_token": 0, "pad_to_multiple": 4,
+            "length": 40,
+        },
+    ),
+    "stacked fill": (STACKED.fill, {"parts": [ROW.text, ROW.text], "value": 0}),
+    "stacked unstack": (STACKED.unstack, {"x": STACKED.ids, "dim": -1}),
+    "stacked mask": (STACKED.mask, {"causal": True}),
+    "stacked block_mask": (STACKED.block_mask, {"block": 4, "causal": True}),
 }  # fmt: skip
 ODD: list[Any] = [
     None, "a", "3", 3, -1, 2.5, [1], ["a"], {"a": 1}, float("nan"), True, object(), (), torch.ones(2, 2),

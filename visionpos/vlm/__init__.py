@@ -34,6 +34,7 @@ from visionpos.vlm.rotary import axis_visibility
 from visionpos.vlm.rules import AudioInVideo, Circle, Delta, PerSecond, Rule
 from visionpos.vlm.segments import Audio, Image, Special, Text, Video
 from visionpos.vlm.shards import Shards, context_shards
+from visionpos.vlm.stacked import StackedIds, stack_rows
 from visionpos.vlm.stream import Cells, Marker, Span, TokenStream, Words
 from visionpos.vlm.tiling import Plan, Raster, View
 from visionpos.vlm.tower import TowerSpec, tower_ids, tower_segments, tower_windows
@@ -60,6 +61,7 @@ __all__ = [
     "Shards",
     "Span",
     "Special",
+    "StackedIds",
     "Text",
     "TokenStream",
     "TowerSpec",
@@ -92,6 +94,7 @@ __all__ = [
     "sample_sides",
     "smart_resize",
     "split_rows",
+    "stack_rows",
     "stream_ids",
     "tokens_at",
     "tower_ids",

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
 
 import torch
-import torch.nn.functional as F
 
 from visionpos.errors import PositionError
 from visionpos.geometry.arguments import checked
 from visionpos.vlm.ids import PositionIds
+from visionpos.vlm.padding import Side, stacked
 from visionpos.vlm.rules import Rule
-
-Side = Literal["left", "right"]
 
 
 @checked
@@ -49,17 +46,12 @@ def merge_rows(
         raise PositionError(
             f"length is {length} and the longest row has {longest} tokens; at least that is required."
         )
-    ids, masks, deltas = [], [], []
-    for row in rows:
-        room = length - row.ids.shape[-1]
-        pad = (room, 0) if side == "left" else (0, room)
-        ids.append(F.pad(row.ids, pad, value=rule.pad_id))
-        masks.append(
-            F.pad(torch.ones(row.ids.shape[-1], dtype=torch.bool, device=row.ids.device), pad)
-        )
-        deltas.append(row.delta - (room if _counts_padding(rule) else 0))
+    ids = stacked([row.ids for row in rows], length, side, rule.pad_id)
+    mask = stacked([torch.ones_like(row.ids[0], dtype=torch.bool) for row in rows], length, side, 0)
+    rooms = [length - row.ids.shape[-1] if _counts_padding(rule) else 0 for row in rows]
+    deltas = [row.delta - room for row, room in zip(rows, rooms, strict=True)]
     following = torch.stack([row.next_position for row in rows])
-    return PositionIds(torch.stack(ids, 1), following, torch.stack(deltas), torch.stack(masks))
+    return PositionIds(ids, following, torch.stack(deltas), mask)
 
 
 @checked

@@ -22,6 +22,7 @@ from visionpos.vlm.inputs import Grids
 from visionpos.vlm.instants import Seconds
 from visionpos.vlm.language import LanguageSpec
 from visionpos.vlm.loading import VENDOR, family_spec, resolve
+from visionpos.vlm.makers import check_maker
 from visionpos.vlm.rotary import Accuracy, language_freqs, language_rotation
 from visionpos.vlm.rules import Rule
 from visionpos.vlm.segments import Audio, Image, Segment, Special, Text, Video
@@ -109,26 +110,28 @@ class Family:
                 seen += isinstance(segment, Image)
             except PositionError as error:
                 raise PositionError(f"segment {number}: {error}") from None
-        return TokenStream(tokenised(runs, tokenizer))
+        return TokenStream(tokenised(runs, tokenizer), made_by=self)
 
     @checked
     def position_ids(self, stream: TokenStream) -> PositionIds:
         """Return where every token of a stream stands.
 
         Args:
-            stream: from this family's `stream`.
+            stream: from this family's `stream`, or from one that writes the same stream: another dialect, or another
+                rule by overlay. A stream put together by hand is taken as it is.
 
         Returns:
             `ids [axes, n]`, `next_position []`, `delta []`.
 
         Raises:
-            PositionError: if the rule counts seconds and a clip has none.
+            PositionError: if another family made the stream, or the rule counts seconds and a clip has none.
 
         Example:
             >>> fam = family("qwen2_5_vl")
             >>> fam.position_ids(fam.stream([Text(tokens=1), Image((56, 84))])).ids.tolist()
             [[0, 1, 2, 2, 2, 2, 2, 2, 5], [0, 1, 2, 2, 2, 3, 3, 3, 5], [0, 1, 2, 3, 4, 2, 3, 4, 5]]
         """
+        check_maker(stream, self)
         return stream_ids(stream, self._rule())
 
     def position_ids_from_tokens(
@@ -287,7 +290,8 @@ def family(
         overlay: your own changes in the family's grammar, laid on last, such as `{"grid": {"patch": 16}}`.
 
     Raises:
-        ConfigError: if name, dialect or variant is unknown (the message lists the known ones), or a key of the data is.
+        ConfigError: if name, dialect or variant is unknown (the message lists the known ones), or a key of the data is;
+            if an overlay gives the rotary layout another number of axes than the ids.
 
     Example:
         >>> family("qwen3_vl").dialects

@@ -204,6 +204,13 @@ class FamilySpec:
             raise ConfigError(
                 "audio is given and rule.audio is 'none'; ids of sound are required. Set rule: {audio: text}."
             )
+        if self.rule is not None and self.language is not None:
+            wanted, got = self.rule.axes, self.language.axes
+            if got != len(wanted):
+                raise ConfigError(
+                    f"language.sections {self.language.sections} are for {got} axes of ids and the rule has "
+                    f"{len(wanted)} ({', '.join(wanted)}); the two must be equal. Correct sections, or rule.axes."
+                )
         shown = {"global": self.views.global_, "tiles": self.views.pick}
         for node, view in shown.items():
             if view is not None and node not in self.stream.order:

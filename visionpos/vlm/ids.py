@@ -158,7 +158,8 @@ def placed_tokens(
     types, keep = checked_tokens(input_ids, modality, attention_mask)
     if rule.is_sequential:
         image_grids = video_grids = None
-    of_images, of_clips = merge if isinstance(merge, tuple) else (merge, merge)
+    both = merge if isinstance(merge, tuple) else np.broadcast_to(np.asarray(merge), 2).tolist()
+    of_images, of_clips = both
     grids = {
         IMAGE: token_grids(image_grids, "image_grids", merge=of_images),
         VIDEO: token_grids(video_grids, "video_grids", merge=of_clips, frames=rule.temporal_merge),

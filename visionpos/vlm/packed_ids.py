@@ -21,6 +21,7 @@ from visionpos.vlm.documents import (
     document_mask,
     pieces_of,
 )
+from visionpos.vlm.padding import check_padding
 from visionpos.vlm.shards import Order, Shards, check_alike, context_shards
 
 if TYPE_CHECKING:
@@ -117,14 +118,7 @@ class PackedIds:
                 )
         check_alike(parts, dim)
         line = torch.cat(list(parts), dim)
-        if not (line.is_floating_point() or line.is_complex()):
-            limits = None if line.dtype == torch.bool else torch.iinfo(line.dtype)
-            low, high = (0, 1) if limits is None else (limits.min, limits.max)
-            if not low <= value <= high or value != int(value):
-                raise PositionError(
-                    f"value is {value} and parts are {line.dtype}; a whole number from {low} to {high} is required. "
-                    "Pass parts of another dtype, or another value."
-                )
+        check_padding(line.dtype, value)
         shape = list(line.shape)
         shape[dim] = self.length
         return line.new_full(shape, value).index_copy(dim, self._places.to(line.device), line)

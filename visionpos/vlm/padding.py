@@ -1,15 +1,65 @@
-"""Padding: rows of a batch in one line without it, and back into rows.
+"""Padding: rows of a batch in one line without it, and back into rows; lines of unequal length as rows of one.
 
 Padding mostly stands at the ends of rows; then whole stretches are copied, which is faster than asking every token.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import Literal
 
 import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
 
+from visionpos.errors import PositionError
 from visionpos.vlm.clocks import Array
+from visionpos.vlm.shards import check_alike
+
+Side = Literal["left", "right"]
+IGNORED = -100  # label that losses of torch and transformers skip
+
+
+def stacked(parts: Sequence[Tensor], length: int, side: Side, value: float) -> Tensor:
+    """Return `[..., rows, length]`: tensors `[..., places]` of unequal places, padded on one side.
+
+    Args:
+        parts: at least one, alike but for the last axis, none longer than length.
+        length: of the padded rows.
+        side: where padding goes.
+        value: of padding.
+
+    Raises:
+        PositionError: if parts are not alike, or their dtype does not hold value.
+
+    Example:
+        >>> stacked([torch.tensor([1]), torch.tensor([2, 3])], 2, "left", 0).tolist()
+        [[0, 1], [2, 3]]
+    """
+    check_alike(parts, -1)
+    check_padding(parts[0].dtype, value)
+    rooms = [length - part.shape[-1] for part in parts]
+    pads = [(room, 0) if side == "left" else (0, room) for room in rooms]
+    padded = [F.pad(part, pad, value=value) for part, pad in zip(parts, pads, strict=True)]
+    return torch.stack(padded, -2)
+
+
+def check_padding(dtype: torch.dtype, value: float) -> None:
+    """Refuse a value of padding that a dtype does not hold, which would be written as another.
+
+    Raises:
+        PositionError: naming the range.
+    """
+    if dtype.is_floating_point or dtype.is_complex:
+        return
+    limits = None if dtype == torch.bool else torch.iinfo(dtype)
+    low, high = (0, 1) if limits is None else (limits.min, limits.max)
+    if not low <= value <= high or value != int(value):
+        raise PositionError(
+            f"value is {value} and parts are {dtype}; a whole number from {low} to {high} is required. Pass parts of "
+            "another dtype, or another value."
+        )
 
 
 def unpadded(values: Array, keep: Array | None) -> Array:

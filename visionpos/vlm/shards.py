@@ -1,7 +1,7 @@
 """Shards: which places of a row each rank of a context-parallel group holds, and the way back.
 
 Every tensor of a row is cut along its sequence axis by one map: tokens, types, labels, and ids `[axes, b, n]`, whose
-first axis is no sequence.
+first axis is no sequence. Masks are cut along queries, and along keys where keys come shard by shard.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor
@@ -18,6 +18,10 @@ from visionpos.errors import PositionError
 from visionpos.geometry.arguments import checked
 from visionpos.geometry.fields import check_choice
 from visionpos.geometry.grid import is_whole
+from visionpos.vlm.documents import MaskRule, Tokens, seen_blocks, seen_mask, seen_rule
+
+if TYPE_CHECKING:
+    from torch.nn.attention.flex_attention import BlockMask
 
 Order = Literal["zigzag", "contiguous"]
 
@@ -60,11 +64,7 @@ class Shards:
         Raises:
             PositionError: if there is no such rank, or dim has not n entries.
         """
-        if not 0 <= rank < self.ranks:
-            raise PositionError(
-                f"rank is {rank} of {self.ranks}; 0 to {self.ranks - 1} is required. Pass the rank in the "
-                "context-parallel group, not in the world."
-            )
+        self._check_rank(rank, "rank")
         self._check(x, dim, self.length, "x")
         return x.index_select(dim, self.places[rank].to(x.device))
 
@@ -92,6 +92,106 @@ class Shards:
             self._check(part, dim, self.places.shape[1], f"parts[{number}]")
         check_alike(parts, dim)
         return torch.cat(list(parts), dim).index_select(dim, self.inverse.to(parts[0].device))
+
+    def mask(
+        self,
+        rank: int,
+        documents: Tensor | None = None,
+        *,
+        keys: Sequence[int] | None = None,
+        causal: bool = True,
+    ) -> Tensor:
+        """Return `[rows, 1, n / ranks, m]` bool for SDPA: what the queries of one rank see of the keys at hand.
+
+        It is the mask of the whole row with the queries of the rank taken, and the keys in the order said. A query that
+        sees none of the keys, as in most steps of a ring, has a row of nothing but False: leave the step out for it,
+        or merge steps by their log-sum-exp.
+
+        Args:
+            rank: whose queries.
+            documents: `[n]` of the whole row, as `PackedIds.documents`, or `[rows, n]` of several dealt out alike, as
+                `StackedIds.documents`; None for one document without padding.
+            keys: ranks whose keys are at hand, end to end: `range(ranks)` after all_gather, `[other]` in one step of a
+                ring. None: the keys of the whole row in its own order, as `join` gives them.
+            causal: hide later places; the order is that of the row, wherever a key is held.
+
+        Raises:
+            PositionError: if there is no such rank, keys name one twice, or documents are not those of the row.
+
+        Example:
+            >>> context_shards(4, 2).mask(1, keys=[0])[0, 0].int().tolist()  # places 1, 2 of 0, 3
+            [[1, 0], [1, 0]]
+        """
+        queries, held = self._sides(rank, documents, keys, causal=causal)
+        return seen_mask(queries, held, causal=causal)
+
+    def mask_mod(
+        self,
+        rank: int,
+        documents: Tensor | None = None,
+        *,
+        keys: Sequence[int] | None = None,
+        causal: bool = True,
+    ) -> MaskRule:
+        """Return `mask` as a mask_mod of `flex_attention`, for `create_block_mask`, or to be joined with another.
+
+        Queries and keys count from 0 in the shard and in the keys at hand. Tensors that it reads lie where documents
+        do, else where the shards do (`to`).
+        """
+        queries, held = self._sides(rank, documents, keys, causal=causal)
+        return seen_rule(queries, held, causal=causal)
+
+    def block_mask(
+        self,
+        rank: int,
+        documents: Tensor | None = None,
+        *,
+        keys: Sequence[int] | None = None,
+        causal: bool = True,
+        block: int = 128,
+    ) -> BlockMask:
+        """Return `mask` for `flex_attention` without evaluating n x m pairs: see `documents.seen_blocks`."""
+        queries, held = self._sides(rank, documents, keys, causal=causal)
+        return seen_blocks(queries, held, block, causal=causal)
+
+    def to(self, device: torch.device | str) -> Shards:
+        """Return the same shards with their places on a device."""
+        return Shards(self.places.to(device))
+
+    @checked
+    def _sides(
+        self, rank: int, documents: Tensor | None, keys: Sequence[int] | None, *, causal: bool
+    ) -> tuple[Tokens, Tokens]:
+        """Return the queries of a rank, and the keys at hand; arguments of the masks are checked here."""
+        del causal
+        self._check_rank(rank, "rank")
+        if documents is not None:
+            counts = not documents.is_floating_point() and documents.dtype != torch.bool
+            if documents.ndim not in (1, 2) or not counts:
+                raise PositionError(
+                    f"documents are {documents.dtype} of shape {tuple(documents.shape)}; whole numbers, [n] or "
+                    "[rows, n], are required. Pass PackedIds.documents."
+                )
+            self._check(documents, -1, self.length, "documents")
+        if keys is None:
+            held = torch.arange(self.length, device=self.places.device)
+        else:
+            for one in keys:
+                self._check_rank(one, "a rank of keys")
+            if not len(keys) or len({int(one) for one in keys}) != len(keys):
+                raise PositionError(
+                    f"keys are of ranks {list(keys)}; at least one rank, and none twice, is required. Pass [rank] for "
+                    "one shard, range(ranks) for all of them end to end."
+                )
+            held = self.places[[int(one) for one in keys]].flatten()
+        return Tokens.at(self.places[rank], documents), Tokens.at(held, documents)
+
+    def _check_rank(self, rank: int, name: str) -> None:
+        if not 0 <= rank < self.ranks:
+            raise PositionError(
+                f"{name} is {rank} of {self.ranks}; 0 to {self.ranks - 1} is required. Pass the rank in the "
+                "context-parallel group, not in the world."
+            )
 
     def _check(self, x: Tensor, dim: int, entries: int, name: str) -> None:
         if not -x.ndim <= dim < x.ndim or x.shape[dim] != entries:

@@ -7,8 +7,9 @@ placeholders is the number of features by construction.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import accumulate
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -27,6 +28,9 @@ from visionpos.vlm.pieces import (
     Words,
 )
 from visionpos.vlm.tokens import Tokenizer, token_id
+
+if TYPE_CHECKING:
+    from visionpos.vlm.families import Family
 
 __all__ = [
     "AUDIO", "IMAGE", "MODALITY_NAMES", "TEXT", "VIDEO", "Cells", "Marker", "Run", "Span", "TokenStream", "Words",
@@ -66,6 +70,8 @@ class TokenStream:
 
     Args:
         runs: runs in reading order.
+        made_by: the family whose `stream` wrote it, which no other family's ids may be laid on; None for a stream put
+            together by hand. Streams of the same runs are equal whoever made them.
 
     Example:
         >>> stream = TokenStream((Words(segment=0, text="a cat", count=2, symbolic=True),))
@@ -74,6 +80,7 @@ class TokenStream:
     """
 
     runs: tuple[Run, ...]
+    made_by: Family | None = field(default=None, compare=False, repr=False)
 
     @property
     def length(self) -> int:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
@@ -119,6 +120,13 @@ def units_of_stream(stream: TokenStream, rule: Rule) -> Units:
         group = list(placed)
         cells = [run for _, run in group if isinstance(run, Cells)]
         shape, clock = shape_of(cells, column=column), clock_of(cells, rule, key[0])
+        found = sum(run.count for _, run in group)
+        if found != math.prod(shape):
+            raise PositionError(
+                f"segment {key[0]} holds {found} tokens where its grid {shape} (t, y, x) has {math.prod(shape)} cells; "
+                "this rule counts a marker at the end of every row as a cell. Write the stream with family.stream, or "
+                "put the markers in."
+            )
         starts.append(group[0][0])
         shapes.append(shape)
         clocks.append(clock)

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from visionpos.errors import PositionError
@@ -17,10 +16,10 @@ from visionpos.vlm.batches import merge_rows
 from visionpos.vlm.families import Family
 from visionpos.vlm.hf.reading import rule_of
 from visionpos.vlm.ids import PositionIds
+from visionpos.vlm.padding import IGNORED, Side, stacked
 from visionpos.vlm.pieces import TEXT
 from visionpos.vlm.prompt_rows import pack_rows
 
-IGNORED = -100  # what losses of torch and transformers skip
 SECONDS_KEYS = ("second_per_grid_ts", "second_per_grids", "video_second_per_grid")
 PER_TOKEN = ("input_ids", "labels", "attention_mask", "mm_token_type_ids", "token_type_ids")
 LEFT_OUT = ("position_ids", "rope_deltas", "cache_position")  # made here, or of another batch
@@ -51,7 +50,7 @@ class Collator:
     family: Family
     packing: bool = False
     pad_token_id: int = 0
-    side: Literal["left", "right"] = "right"
+    side: Side = "right"
     pad_to_multiple_of: int = 1
     varlen: bool = False
 
@@ -129,20 +128,15 @@ class Collator:
         placed = merge_rows(rows, rule_of(self.family), side=self.side, length=length)
         mask = torch.ones_like(placed.ids[0]) if placed.mask is None else placed.mask.long()
 
-        def stacked(key: str, value: int) -> Tensor:
-            parts = [example[key] for example in examples]
-            rooms = [length - len(part) for part in parts]
-            pads = [(room, 0) if self.side == "left" else (0, room) for room in rooms]
-            return torch.stack(
-                [F.pad(part, pad, value=value) for part, pad in zip(parts, pads, strict=True)]
-            )
+        def padded(key: str, value: int) -> Tensor:
+            return stacked([example[key] for example in examples], length, self.side, value)
 
         return {
-            "input_ids": stacked("input_ids", self.pad_token_id),
+            "input_ids": padded("input_ids", self.pad_token_id),
             "attention_mask": mask,
             "position_ids": placed.ids,
-            "labels": stacked("labels", IGNORED),
-            "mm_token_type_ids": stacked("mm_token_type_ids", TEXT),
+            "labels": padded("labels", IGNORED),
+            "mm_token_type_ids": padded("mm_token_type_ids", TEXT),
         }
 
     def _packed(

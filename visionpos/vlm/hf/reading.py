@@ -12,11 +12,13 @@ from visionpos import config as configs
 from visionpos.errors import ConfigError, PositionError
 from visionpos.geometry.grid import is_whole
 from visionpos.vlm.families import Family, family
+from visionpos.vlm.language import LanguageSpec
 from visionpos.vlm.loading import VENDOR
 from visionpos.vlm.rules import Rule
 
 TRANSFORMERS = "transformers"
 MSCALE_KEYS = ("mscale", "mscale_all_dim")  # gains of yarn, where both are said (DeepSeek)
+ORDER_KEYS = ("mrope_interleaved", "interleaved")  # whether axes take turns along the ladder
 GRID_KEYS = (("patch", "patch_size"), ("merge", "spatial_merge_size"))
 
 
@@ -75,8 +77,8 @@ def family_of(
 
     Raises:
         PositionError: if the model type has no family here; the message lists those that have.
-        ConfigError: if it is no config, or its rotary layout cannot be: sections that do not fill the head, a scaling
-            other than default, YaRN and alpha.
+        ConfigError: if it is no config, or its rotary layout cannot be: sections that do not fill the head or are not
+            one an axis, another order of them than the family's, a scaling other than default, YaRN and alpha.
 
     Example:
         >>> rope = {"type": "mrope", "mrope_section": [16, 24, 24]}
@@ -97,7 +99,7 @@ def family_of(
     mine = _sizes(data)
     language = _family(served, dialect, mine).spec.language
     if language is not None:
-        mine["language"] = _language(data, served, language.head_dim)
+        mine["language"] = _language(data, served, language)
     return _family(served, dialect, configs.overlay(mine, overlay or {}))
 
 
@@ -200,15 +202,15 @@ def _sizes(data: Mapping[str, Any]) -> dict[str, Any]:
     return {name: part for name, part in (("grid", grid), ("rule", rule)) if part}
 
 
-def _language(data: Mapping[str, Any], served: Served, head_dim: int) -> dict[str, Any]:
-    """Return the overlay of the rotary layout."""
+def _language(data: Mapping[str, Any], served: Served, usual: LanguageSpec) -> dict[str, Any]:
+    """Return the overlay of the rotary layout; what the config leaves out is as usual in the family."""
     text = _part(data, "text_config") or dict(data)
     rope = {**_part(text, "rope_parameters"), **_part(text, "rope_scaling")}
     width, heads = _whole(text, "hidden_size"), _whole(text, "num_attention_heads")
     keys = ("qk_rope_head_dim", "head_dim", "attention_head_dim")
     head = next((found for key in keys if (found := _whole(text, key))), None)
     if head is None:
-        head = width // heads if width and heads else head_dim
+        head = width // heads if width and heads else usual.head_dim
     turning = _real({**text, **rope}, "partial_rotary_factor")
     layout: dict[str, Any] = {
         "head_dim": head,
@@ -217,17 +219,37 @@ def _language(data: Mapping[str, Any], served: Served, head_dim: int) -> dict[st
     theta = rope.get("rope_theta", text.get("rope_theta"))
     if theta is not None:
         layout["theta"] = theta
+    _check_order(rope, served, usual)
     sections = rope.get("mrope_section") or rope.get("xdrope_section")
     if sections:
-        if not isinstance(sections, (list, tuple)):
-            raise ConfigError(
-                f"sections are {sections!r}; a list of channel pairs, one an axis, is required. Correct the config."
-            )
-        layout["sections"] = (
-            [*sections[-1:], *sections[:-1]] if served.time_last else list(sections)
-        )
+        layout["sections"] = _sections(sections, served, usual)
     scaling = _scaling(rope, text)
     return {**layout, **({} if scaling is None else {"scaling": scaling})}
+
+
+def _sections(sections: Any, served: Served, usual: LanguageSpec) -> list[Any]:
+    """Return the sections of a config, time first."""
+    if not isinstance(sections, (list, tuple)):
+        raise ConfigError(
+            f"sections are {sections!r}; a list of channel pairs, one an axis, is required. Correct the config."
+        )
+    if len(sections) != usual.axes:
+        raise ConfigError(
+            f"sections are {list(sections)}, for {len(sections)} axes, and ids of {served.family!r} have {usual.axes}; "
+            f"{usual.axes} numbers are required. Correct the config, or its model_type."
+        )
+    return [*sections[-1:], *sections[:-1]] if served.time_last else list(sections)
+
+
+def _check_order(rope: Mapping[str, Any], served: Served, usual: LanguageSpec) -> None:
+    """Refuse a config that says another order of sections than its model type computes, whatever is said."""
+    for key in ORDER_KEYS:
+        said = rope.get(key)
+        if said is not None and said is not (usual.order == "interleaved"):
+            raise ConfigError(
+                f"{key} is {said!r} and sections of {served.family!r} are {usual.order}; the two must agree, or every "
+                "angle of an image is another. Correct the config, or its model_type."
+            )
 
 
 def _scaling(rope: Mapping[str, Any], text: Mapping[str, Any]) -> dict[str, Any] | None:
