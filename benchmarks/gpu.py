@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.gpu_checks import Shape, angles_of, correctness
+from benchmarks.gpu_checks import BOUNDS, Shape, angles_of, correctness, error_of, turned
 
 Call = Callable[[], object]
 FLUSH_BYTES = 256 * 2**20  # more than any L2
@@ -71,6 +71,33 @@ def eager(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return x * cos + torch.cat([-b, a], -1) * sin
 
 
+def liger(shape: Shape) -> Call | None:
+    """Return Liger's rotation of halves, right by its own copy of q and k, or None where it is not installed.
+
+    It has no CPU form. It turns tokens without position too, writes to what it is given, and knows no norm.
+
+    Raises:
+        AssertionError: if its result is wrong; it has no time then.
+    """
+    try:
+        from liger_kernel.ops.rope import LigerRopeFunction
+    except ImportError:
+        return None
+    plain = Shape(shape.b, shape.heads, shape.kv, shape.n, shape.d)
+    q, k = plain.qk(torch.bfloat16)
+    given, angles = angles_of(plain, "table")
+    wide = [torch.cat([given[name]] * 2, -1)[None] for name in ("cos", "sin")]
+    seen = [x[:1, :, :64].clone() for x in (q, k)]
+    # It writes into memory where heads follow tokens, and copies what lies otherwise: views of tokens keep it in place.
+    own = [x.transpose(1, 2).contiguous().transpose(1, 2) for x in (q, k)]
+    del q, k
+    turned_by_it = LigerRopeFunction.apply(*own, *wide)
+    for found, x in zip(turned_by_it, seen, strict=True):
+        wrong = error_of(found[:1, :, :64], turned(x, angles[:64], "half", 0))
+        assert wrong <= BOUNDS[torch.bfloat16], f"Liger is off by {wrong}"
+    return lambda: LigerRopeFunction.apply(*own, *wide)
+
+
 def variants(shape: Shape) -> dict[str, tuple[Call, float]]:
     """Return name -> call and the bytes of q and k that it must move, in units of one read and one write of both."""
     from visionpos.kernels.triton_backward import (
@@ -111,6 +138,9 @@ def variants(shape: Shape) -> dict[str, tuple[Call, float]]:
             lambda: [eager(rms(x, (shape.d,), weight, 1e-6), *wide) for x in (q, k)], 1,
         ),
     }  # fmt: skip
+    other = liger(shape)
+    if other is not None:
+        calls["Liger half, in place"] = (other, 1)
     if shape.heads == shape.kv:
         mixed = angles_of(shape, "mixed")[0]
         calls["mixed reference"] = (lambda: launch_rotate_coords(q, k, **mixed, **pre, **outs), 1)

@@ -31,7 +31,7 @@ from torch import Tensor
 from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import Qwen2_5_VLModel
 from transformers.models.qwen3_vl.modeling_qwen3_vl import Qwen3VLModel
 
-from benchmarks.paired import ratio
+from benchmarks.paired import ratio, seconds
 from visionpos.vlm import family
 
 MODELS = {"qwen2_5_vl": Qwen2_5_VLModel, "qwen3_vl": Qwen3VLModel}
@@ -80,6 +80,7 @@ def compared(op: str, name: str, call: Call) -> dict[str, object]:
         "op": op,
         "to peer": ratio(mine, theirs, rounds=7),
         "to fill": ratio(mine, lambda: torch.full(shape, 7)),
+        "ns a token": 1e9 * seconds(mine) / call[0].numel(),
     }
 
 
@@ -117,10 +118,13 @@ def main() -> None:
                 timestamped(128, (8, 31), 8, masked=masked),
             ),
         ]
-    print(f"{'ids of':44} {'time / peer':>11} {'peer / time':>11} {'time / fill':>11}")
+    print(
+        f"{'ids of':44} {'time / peer':>11} {'peer / time':>11} {'time / fill':>11} {'ns a token':>11}"
+    )
     for row in found:
         print(
-            f"{row['op']:44} {row['to peer']:11.4f} {1 / row['to peer']:11.1f} {row['to fill']:11.1f}"
+            f"{row['op']:44} {row['to peer']:11.4f} {1 / row['to peer']:11.1f} {row['to fill']:11.1f} "
+            f"{row['ns a token']:11.1f}"
         )  # type: ignore[operator, str-format]
     grown = linear()
     for row in grown:

@@ -22,21 +22,23 @@ if os.environ.get("MALLOC_MMAP_MAX_") is None:
 import json
 import time
 import warnings
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable
+from dataclasses import asdict
 from functools import partial
+from importlib.metadata import version
 from typing import Any
 
 import timm
 import torch
 import transformers
+from rotary_embedding_torch import apply_rotary_emb
 from timm.layers.pos_embed_sincos import RotaryEmbeddingMixed, apply_rot_embed_cat
 from torch import Tensor
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 from transformers.models.qwen2_vl.modeling_qwen2_vl import Qwen2VLRotaryEmbedding
 
 import visionpos as vp
-from benchmarks.paired import copy_of, ratios
+from benchmarks.rows import BOUND, Row, exact, off_by, timed
 from visionpos.attention import rotate_, rotate_packed_
 from visionpos.vlm import family
 
@@ -46,62 +48,6 @@ SHAPES = {
     "vit 1025": (16, 6, 1025, 64),
     "vlm 1024": (2, 32, 1024, 128),
 }
-BOUND = {torch.float32: 2e-6, torch.bfloat16: 2e-2}
-
-
-@dataclass
-class Row:
-    """One line of the report."""
-
-    op: str
-    tier: str
-    dtype: str
-    shape: str
-    megabytes: float
-    to_copy: float
-    to_copy_q25: float
-    peer: str = ""
-    to_peer: float | None = None
-    max_error: float | None = None
-    rms_error: float | None = None
-    first_call_s: float | None = None
-
-
-def timed(
-    op: str,
-    ours: Callable[[], object],
-    copied: Sequence[Tensor],
-    *,
-    tier: str = "eager",
-    peer: tuple[str, Callable[[], object]] | None = None,
-    checked: tuple[Sequence[Tensor], Sequence[Tensor]] | None = None,
-    shape: str = "",
-) -> Row:
-    """Return the row of one operation, after its result was checked against float64."""
-    size = sum(x.numel() * x.element_size() for x in copied) / 2**20
-    begin = time.perf_counter()
-    ours()
-    first = time.perf_counter() - begin
-    worst = rms = None
-    if checked is not None:
-        off = torch.cat([(a.double() - b).flatten() for a, b in zip(*checked, strict=True)]).abs()
-        worst, rms = float(off.max()), float(off.square().mean().sqrt())
-        bound = BOUND[checked[0][0].dtype] * float(
-            torch.cat([b.flatten() for b in checked[1]]).abs().max()
-        )
-        assert worst < bound, f"{op}: off by {worst}, at most {bound} allowed"
-    median, quarter = ratios(ours, copy_of(*copied))
-    to_peer = None if peer is None else ratios(ours, peer[1])[0]
-    return Row(
-        op, tier, str(copied[0].dtype).removeprefix("torch."), shape, round(size, 1), median, quarter,
-        "" if peer is None else peer[0], to_peer, worst, rms, round(first, 3) if tier == "compiled" else None,
-    )  # fmt: skip
-
-
-def exact(q: Tensor, rotation: vp.Rotation) -> Tensor:
-    """Return the turn in float64: the oracle."""
-    wide = vp.Rotation(rotation.cos.double(), rotation.sin.double(), rotation.pairing)
-    return wide.apply(q.double())
 
 
 def forward(name: str, pairing: str, dtype: torch.dtype) -> list[Row]:
@@ -178,7 +124,7 @@ def training(name: str, pairing: str, dtype: torch.dtype) -> Row:
     )
 
 
-def compiled(name: str, pairing: str, dtype: torch.dtype) -> Row:
+def compiled(name: str, pairing: str, dtype: torch.dtype, *, train: bool) -> Row:
     """What inductor makes of the plain form, beside what it makes of the peer's."""
     b, heads, n, d = SHAPES[name]
     q, k = torch.randn(2, b, heads, n, d).to(dtype)
@@ -189,18 +135,53 @@ def compiled(name: str, pairing: str, dtype: torch.dtype) -> Row:
         lambda q, k, c, s: vp.rotate(q, k, vp.Rotation(c, s, pairing)), fullgraph=True
     )
     theirs = torch.compile(apply_rotary_pos_emb, fullgraph=True)
-    peer = None
-    if pairing == "half":
-        theirs(q, k, cos, sin)
-        peer = "transformers", lambda: theirs(q, k, cos, sin)
-    run = partial(ours, q, k, rotation.cos, rotation.sin)
+    run, other = partial(ours, q, k, rotation.cos, rotation.sin), partial(theirs, q, k, cos, sin)
+    op, copied, wanted = pairing, [q, k], [exact(x, rotation) for x in (q, k)]
+    if train:
+        leaves, grad = [q.requires_grad_(), k.requires_grad_()], torch.randn_like(q)
+        op, copied = f"{pairing}, with gradients", [q.detach(), k.detach(), grad, grad]
+        wanted = [exact(grad, vp.Rotation(rotation.cos, -rotation.sin, pairing))] * 2
+        run, other = (partial(_backward, forward, leaves, [grad, grad]) for forward in (run, other))
     begin = time.perf_counter()
     got = run()
     first = time.perf_counter() - begin
-    row = timed(f"{pairing}", run, (q, k), tier="compiled", peer=peer, shape=name,
-                checked=(got, [exact(x, rotation) for x in (q, k)]))  # fmt: skip
+    off_by(other(), wanted)
+    row = timed(
+        op,
+        run,
+        copied,
+        tier="compiled",
+        peer=("transformers", other),
+        shape=name,
+        checked=(got, wanted),
+    )
     row.first_call_s = round(first, 1)
     return row
+
+
+def _backward(
+    forward: Callable[[], Any], leaves: list[Tensor], grads: list[Tensor]
+) -> tuple[Tensor, ...]:
+    return torch.autograd.grad(list(forward()), leaves, grads)
+
+
+def from_angles(name: str, dtype: torch.dtype) -> Row:
+    """Angles in, cosines and sines made at every call, as rotary-embedding-torch has it."""
+    b, heads, n, d = SHAPES[name]
+    q, k = torch.randn(2, b, heads, n, d).to(dtype)
+    angles = torch.randn(n, d // 2)
+    wide = angles.repeat_interleave(2, dim=-1)
+    wanted = [exact(x, vp.Rotation.of(angles.double(), "adjacent")) for x in (q, k)]
+
+    def ours() -> tuple[Tensor, Tensor]:
+        return vp.rotate(q, k, vp.Rotation.of(angles, "adjacent"))
+
+    def peer() -> list[Tensor]:
+        return [apply_rotary_emb(wide, x) for x in (q, k)]
+
+    off_by(peer(), wanted)
+    return timed("adjacent, from angles", ours, (q, k), shape=name, checked=(ours(), wanted),
+                 peer=("rotary-embedding-torch", peer))  # fmt: skip
 
 
 def mixed() -> list[Row]:
@@ -234,6 +215,8 @@ def mixed() -> list[Row]:
 
     ours, other = step(), peer()
     assert torch.allclose(ours[0], other[0], atol=1e-4)
+    of_freqs = vp.encodings.MixedRope.from_timm(other[2])  # sums of 4096 cells times coordinates
+    assert (ours[2] - of_freqs).norm() < 1e-5 * of_freqs.norm()
     rows.append(
         timed(
             "mixed, training step",
@@ -252,10 +235,16 @@ def tables() -> list[Row]:
     ids = torch.randint(0, 4096, (3, 4096))
     theirs = Qwen2VLRotaryEmbedding(transformers.Qwen2VLConfig().get_text_config())
     ours = family("qwen2_vl")
-    peer = "transformers", lambda: theirs(q, ids[:, None])
+
+    def peer() -> tuple[Tensor, Tensor]:
+        return theirs(q, ids[:, None])
+
+    found = ours.rotation(ids).full_width()
+    assert all(torch.equal(part, other[0]) for part, other in zip(found, peer(), strict=True))
     return [
-        timed("M-RoPE tables", lambda: ours.rotation(ids), (q, k), shape="4096 tokens", peer=peer)
-    ]
+        timed("M-RoPE tables", lambda: ours.rotation(ids), (q, k), shape="4096 tokens",
+              peer=("transformers", peer))
+    ]  # fmt: skip
 
 
 def main() -> None:
@@ -271,9 +260,12 @@ def main() -> None:
                 with torch.no_grad():
                     rows += forward(name, pairing, dtype)
                 rows.append(training(name, pairing, dtype))
+        with torch.no_grad():
+            rows += [from_angles(name, dtype) for dtype in BOUND]
     rows += mixed() + tables()
     with torch.no_grad():
-        rows += [compiled(name, "half", dtype) for name in names[-2:] for dtype in BOUND]
+        rows += [compiled(name, "half", dtype, train=False) for name in names for dtype in BOUND]
+    rows += [compiled(name, "half", dtype, train=True) for name in names for dtype in BOUND]
     head = f"{'operation':28} {'tier':9} {'dtype':9} {'shape':16} {'MB':>6} {'/ copy':>7} {'q25':>6} {'/ peer':>7} peer"
     print(head)
     for row in rows:
@@ -287,6 +279,7 @@ def main() -> None:
         "torch": torch.__version__,
         "timm": timm.__version__,
         "transformers": transformers.__version__,
+        "rotary-embedding-torch": version("rotary-embedding-torch"),
     }
     print(json.dumps({**facts, "rows": [asdict(row) for row in rows]}))
 

@@ -15,6 +15,7 @@ INVENTORY = Path(__file__).with_name("api.json")
 ROOMS = (
     "visionpos",
     "visionpos.geometry",
+    "visionpos.attention",
     "visionpos.encodings",
     "visionpos.vlm",
     "visionpos.retrofit",

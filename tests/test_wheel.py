@@ -37,7 +37,11 @@ def test_sdist_holds_what_its_tests_read(tmp_path: Path) -> None:
 
 
 def test_wheel_ships_every_config(wheel: zipfile.ZipFile) -> None:
-    configs = {str(path.relative_to(ROOT)) for path in (ROOT / "configs").rglob("*.yaml")}
+    configs = {
+        str(path.relative_to(ROOT))
+        for ending in ("*.yaml", "*.json")
+        for path in (ROOT / "configs").rglob(ending)
+    }
     assert configs
     assert {f"visionpos/{path}" for path in configs} <= set(wheel.namelist())
 

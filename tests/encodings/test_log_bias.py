@@ -1,14 +1,17 @@
 """Log bias: three forms, the pretrained window on record, a window of 1, prefix tokens with a value of their own."""
 
+import copy
+
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from tests.strategies import grids, seeds
 from visionpos import Dims, Grid, PositionError
 from visionpos.config import load_encoding
-from visionpos.encodings import LogBias, LogBiasSpec, build
+from visionpos.encodings import LogBias, LogBiasSpec, build, log_bias
 from visionpos.geometry.relative import distinct_offsets, relative_index
 
 DIMS = Dims(embed_dim=12, num_heads=3, depth=1, prefix=1)
@@ -142,6 +145,32 @@ def test_invariant_network_runs_on_distinct_differences():
     module._network = lambda *shares: seen.append(plain(*shares)) or seen[-1]
     module(Grid(7, 9), prefix=1)
     assert [found.shape[-1] for found in seen] == [13 * 17]
+
+
+@pytest.mark.parametrize("first", ["inference mode", "fake tensors", "plain"])
+def test_invariant_kept_inputs(first):
+    """The network's inputs are made once a window: whatever mode the first call was in, later calls learn.
+
+    The values are those of `values`, which makes its inputs at every call, in float64.
+    """
+    log_bias._kept_ticks.cache_clear()
+    for hw in ((3, 5), (5, 3), (1, 7)):
+        modules = [bias(spec).train() for spec in FORMS.values()]
+        for module in modules:
+            if first == "inference mode":
+                with torch.inference_mode():
+                    module.distinct(Grid(*hw))
+            elif first == "fake tensors":
+                with FakeTensorMode(allow_non_fake_inputs=True):
+                    module.distinct(Grid(*hw))
+        for module in 2 * modules:
+            found = module.distinct(Grid(*hw))
+            found.sum().backward()
+            assert module.hidden.weight.grad.isfinite().all()
+            wide = copy.deepcopy(module).double()
+            wanted = wide.values(distinct_offsets(Grid(*hw)).double(), window_hw=hw)
+            assert (found - wanted).abs().max() < 1e-5 * wanted.abs().max()
+            assert (wide.distinct(Grid(*hw)) - wanted).abs().max() < 1e-13 * wanted.abs().max()
 
 
 def state_of(module: LogBias, names: tuple[str, str]) -> dict[str, torch.Tensor]:

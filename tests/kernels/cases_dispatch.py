@@ -26,6 +26,8 @@ def dispatch() -> Iterator[Case]:
         yield f"gradient {pairing} {form}", partial(gradient, pairing, form)
     for norm in ("rms", "layer", "l2"):
         yield f"norm {norm}", partial(normed, norm)
+        for pairing in ("half", "adjacent"):
+            yield f"norm gradient {norm} {pairing}", partial(norm_gradient, norm, pairing)
 
 
 def counted(name: str) -> Any:
@@ -95,3 +97,27 @@ def normed(norm: str) -> None:
         wanted = vp.norm_rotate(q, k, rotation, **how)
     for one, other in zip(got, wanted, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
+
+
+def norm_gradient(norm: str, pairing: str) -> None:
+    """q, k, weights and biases, on packed projections and grouped heads; one launch forward and one back."""
+    qkv = torch.randn(2, 9, 10, 40)
+    leaves = [qkv, *(torch.randn(40) for _ in range(4 if norm == "layer" else 2))]
+    rotation = vp.Rotation.of(3 * torch.randn(7, 20), pairing)
+    names = ("weight_q", "weight_k", "bias_q", "bias_k")
+    grads = torch.randn(2, 6, 9, 40), torch.randn(2, 9, 2, 40).transpose(1, 2)
+
+    def run() -> list[Tensor]:
+        x, *vectors = (leaf.clone().requires_grad_() for leaf in leaves)
+        q, k = (x * 1.0).transpose(1, 2).split((6, 4), 1)
+        how = dict(zip(names, vectors, strict=False))
+        out = vp.norm_rotate(q, k[:, :2], rotation, norm=norm, prefix=1, suffix=1, **how)
+        return list(torch.autograd.grad(out, (x, *vectors), grads))
+
+    with counted("norm_turned") as spy:
+        got = run()
+    assert spy.call_count == 1, "one launch, whose gradient is a kernel too"
+    with patch.object(device, "_launches", return_value=False):
+        wanted = run()
+    for one, other in zip(got, wanted, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=2e-5)

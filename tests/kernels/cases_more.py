@@ -3,6 +3,8 @@
 # Cases are many, and close over all that makes them.
 
 from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import product
 
 import torch
 
@@ -16,6 +18,7 @@ from tests.kernels.oracle import (
     turned,
 )
 from visionpos.kernels.triton_backward import (
+    launch_norm_rotate_backward,
     launch_rotate_backward,
     launch_rotate_coords_backward,
 )
@@ -125,10 +128,42 @@ def norm() -> Iterator[Case]:
         launch_norm_rotate(q, k, tables, norm="rms", out_q=q, out_k=k)
         check((q, k), expected)
 
+    yield from norm_backs()
     yield "from_coords", from_coords
     yield "in_place", in_place
     for rounding in ("none", "once", "twice"):
         yield f"rounding-{rounding}", lambda rounding=rounding: roundings(rounding)
+
+
+def norm_backs() -> Iterator[Case]:
+    sizes = [
+        ("half", 64, 32, ()),
+        ("adjacent", 80, 40, (3,)),
+        ("half", 72, 18, (2, 1)),
+        ("adjacent", 48, 12, ()),
+    ]
+    for kind, size in product(("rms", "layer", "l2"), sizes):
+        yield f"{kind}-back-{size}", partial(norm_back, kind, *size)
+
+
+def norm_back(kind: str, pairing: str, d: int, pairs: int, lead: tuple[int, ...]) -> None:
+    """Gradients of q, k, weights and biases against autograd of the float64 oracle; partial rotary, odd strides."""
+    q, k = in_layout("packed", 2, 3, 3 if lead == (3,) else 2, 9, d)
+    q, k = q * 2 + 1, k - 2
+    weights = [torch.rand(d) + 0.5 for _ in range(2)]
+    angles = torch.randn(*lead, 8, pairs, dtype=torch.float64)
+    grads = torch.randn(2, 3, 9, d), torch.randn(2, 9, k.shape[1], d).transpose(1, 2)
+    leaves = [x.double().requires_grad_() for x in (q, k, *weights, *torch.zeros(2, d))]
+    outs = [
+        turned(normalised(x, kind, weight, None) + bias, angles, pairing, 1)
+        for x, weight, bias in zip(leaves[:2], leaves[2:4], leaves[4:], strict=True)
+    ]
+    expected = torch.autograd.grad(outs, leaves, [grad.double() for grad in grads])
+    actual = launch_norm_rotate_backward(
+        *grads, q, k, Tables(angles.cos().float(), angles.sin().float()), norm=kind, weight_q=weights[0],
+        weight_k=weights[1], pairing=pairing, prefix=1,
+    )  # fmt: skip
+    check(actual, expected)
 
 
 def roundings(rounding: str) -> None:

@@ -8,7 +8,7 @@ import torch
 pytest.importorskip("triton")
 
 from visionpos.kernels.aot import Report, compile_launch
-from visionpos.kernels.triton_backward import plan_turn_back
+from visionpos.kernels.triton_backward import plan_norm_back, plan_turn_back
 from visionpos.kernels.triton_norm import LAYER, ONCE, RMS
 from visionpos.kernels.triton_plan import Launch
 from visionpos.kernels.triton_rotate import plan_turn
@@ -68,6 +68,20 @@ def backward(d: int, pairing: str, source: str) -> Launch:
     return plan_turn_back(*grads, q, k, outs, sources(d)[source], pairing=pairing)[0]
 
 
+def norm_backward(
+    d: int, pairing: str, source: str, norm: str = "rms", dtype: torch.dtype = torch.bfloat16
+) -> Launch:
+    q, k = packed(d, dtype=dtype)
+    grads = [empty(2, TOKENS, HEADS, d, dtype=dtype).transpose(1, 2) for _ in range(2)]
+    outs = torch.empty_like(grads[0]), torch.empty_like(grads[1])
+    given = {"norm": norm, "weights": (empty(d, dtype=dtype),) * 2, "eps": 1e-6, "pairing": pairing}
+    return plan_norm_back(*grads, q, k, outs, sources(d)[source], **given)[0]
+
+
+def layer_backward(d: int, pairing: str, source: str) -> Launch:
+    return norm_backward(d, pairing, source, "layer")
+
+
 def widest(d: int, pairing: str) -> int:
     """Halves of 36 and 44 channels begin at a multiple of 8 bytes alone."""
     return 64 if pairing == "half" and d // 2 % 8 else 128
@@ -84,13 +98,15 @@ FEW = [
     (forward, 64, "half", "table"), (forward, 72, "adjacent", "table"), (forward, 80, "half", "map"),
     (forward, 128, "adjacent", "map exact"), (forward, 64, "adjacent", "mixed exact"),
     (normed, 128, "half", "table"), (normed, 80, "adjacent", "table"), (backward, 64, "half", "table"),
-    (backward, 80, "adjacent", "mixed exact"),
+    (backward, 80, "adjacent", "mixed exact"), (norm_backward, 128, "half", "table"),
+    (layer_backward, 80, "adjacent", "head table"),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize(("kind", "d", "pairing", "source"), FEW)
 def test_machine_code(kind: Callable[..., Launch], d: int, pairing: str, source: str) -> None:
-    check(kind(d, pairing, source), 90, widest(d, pairing))
+    narrow = kind is norm_backward and pairing == "half"
+    check(kind(d, pairing, source), 90, 64 if narrow else widest(d, pairing))
 
 
 @pytest.mark.slow
@@ -101,8 +117,10 @@ def test_machine_code_everywhere(capability: int, d: int, pairing: str) -> None:
     cases = [(forward, source) for source in sources(d)]
     cases += [(normed, "table"), (normed, "map exact"), (layered, "mixed")]
     cases += [(backward, source) for source in ("table", "head table", "map exact", "mixed exact")]
+    cases += [(norm_backward, "table"), (norm_backward, "head table"), (layer_backward, "table")]
     for kind, source in cases:
-        narrow = kind is backward and pairing == "half" and source.startswith("map")
+        mapped = kind is backward and source.startswith("map")
+        narrow = pairing == "half" and (mapped or kind in (norm_backward, layer_backward))
         check(kind(d, pairing, source), capability, 64 if narrow else widest(d, pairing))
 
 

@@ -211,6 +211,34 @@ def test_invariant_other_interpreters(stretches):
     assert faked.shape == plain.shape
 
 
+@pytest.mark.parametrize("prefix", [0, 2])
+@pytest.mark.parametrize("first", ["inference mode", "fake tensors", "func", "plain"])
+def test_invariant_kept_index(first, prefix):
+    """An index is made once: whatever mode the first call was in, later calls learn, with the numbers of the loops."""
+    sides = (3, 7)
+    table, own = drawn(sides)
+    kernel._kept_index.cache_clear()
+    if first == "inference mode":
+        with torch.inference_mode():
+            expand(table, own, Grid(*sides), prefix)
+    elif first == "fake tensors":
+        with FakeTensorMode(allow_non_fake_inputs=True):
+            expand(table, own, Grid(*sides), prefix)
+    elif first == "func":
+        torch.func.grad(lambda t: expand(t, own, Grid(*sides), prefix).sum())(table)
+    for _ in range(2):
+        leaf, free = table.clone().requires_grad_(), own.clone().requires_grad_()
+        out = expand(leaf, free, Grid(*sides), prefix)
+        wanted = torch.from_numpy(looped(table, own, sides, prefix))
+        torch.testing.assert_close(out.detach().double(), wanted, rtol=0, atol=0)
+        grad = torch.randn_like(out)
+        found = torch.autograd.grad(out, (leaf, free), grad, allow_unused=not prefix)
+        targets = summed(grad.double().numpy(), sides, prefix)
+        assert_close_to(found[0], torch.from_numpy(targets[0]).to(found[0].dtype))
+        if prefix:
+            assert_close_to(found[1], torch.from_numpy(targets[1]).to(found[1].dtype))
+
+
 def test_device_same_sum_at_every_call(device):
     """One order of summation, wherever it runs: two gradients are equal to the bit."""
     table, own = (x.to(device).requires_grad_() for x in drawn((14, 15), 8, torch.float32))

@@ -15,9 +15,9 @@ from tests.reference import bias as oracle
 from tests.strategies import grids, seeds
 from tests.tolerances import assert_close_to
 from visionpos import Dims, Grid, PositionError
+from visionpos.attention import attend, score_mod
 from visionpos.encodings import AlibiSpec, AxialRopeSpec, FireSpec, KerpleSpec, LookHereSpec
 from visionpos.kernels import bias as kernel
-from visionpos.kernels.scores import attend, score_mod
 
 RECTANGLES = [(3, 5), (1, 7), (7, 1), (1, 1), (5, 7), WINDOW]
 FEW = settings(max_examples=8)

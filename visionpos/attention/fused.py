@@ -2,27 +2,30 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 import torch
-from torch.nn import functional
 
 from visionpos.attention.apply import rotate
-from visionpos.attention.layouts import Layout, checked_tensor, swapped
+from visionpos.attention.layouts import Layout, checked_tensor, is_fast, swapped, tables_of
 from visionpos.errors import PositionError
 from visionpos.geometry.freqs import angles
 from visionpos.geometry.points import known
 from visionpos.geometry.rotation import Rotation
-from visionpos.kernels.device import CoordsTurned, norm_turned, serves, serves_coords
+from visionpos.kernels.choices import Accuracy, Norm, Rounding
+from visionpos.kernels.device import (
+    CoordsTurned,
+    NormTurnedTogether,
+    norm_turned,
+    serves,
+    serves_coords,
+)
+from visionpos.kernels.norm import Norming, normed, normed_and_turned, trains
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from visionpos.geometry.rotation import Pairing
-
-Accuracy = Literal["reference", "exact"]
-Norm = Literal["rms", "layer", "l2"]
-Rounding = Literal["once", "twice", "none"]
 
 
 def rotate_at(
@@ -105,7 +108,10 @@ def norm_rotate(
     suffix: int = 0,
     layout: Layout = "bhnd",
 ) -> tuple[Tensor, Tensor]:
-    """Return q and k normalised over head_dim and turned. On CUDA, without gradients, in one pass over memory.
+    """Return q and k normalised over head_dim and turned, in one pass over memory and, with gradients, one back.
+
+    On CUDA that is one launch either way, unless the tables learn or channels stay unturned in training. On the CPU
+    stretches of tokens stay in the cache from norm to turn; so do they on the way back for "rms" and "l2".
 
     Args:
         q: `[b, heads, n, head_dim]`, or as `layout` says.
@@ -150,43 +156,32 @@ def norm_rotate(
                 "norm's own weight."
             )
     seen = swapped(q, layout, "q"), swapped(k, layout, "k")
-    learns = torch.is_grad_enabled() and any(
-        part is not None and part.requires_grad for part in (q, k, rotation.cos, *vectors.values())
-    )
-    if known(q) and not learns and serves(seen, rotation.cos, rotation.pairing):
-        done = norm_turned(
-            *seen,
-            rotation,
-            norm=norm,
-            eps=eps,
-            rounding=rounding,
-            prefix=prefix,
-            suffix=suffix,
-            **vectors,
-        )
+    learns = trains((q, k, rotation.cos, *vectors.values()))
+    whole = not rotation.cos.requires_grad and 2 * rotation.pairs == q.shape[-1]
+    if known(q) and (whole or not learns) and serves(seen, rotation.cos, rotation.pairing):
+        places: dict[str, Any] = {"norm": norm, "eps": eps, "prefix": prefix, "suffix": suffix}
+        if learns:
+            done = NormTurnedTogether.apply(*seen, *vectors.values(), rotation, places, rounding)
+        else:
+            done = norm_turned(*seen, rotation, rounding=rounding, **(places | vectors))
         return swapped(done[0], layout, "q"), swapped(done[1], layout, "k")
-    normed_q, normed_k = (
-        _normed(x, norm, weight, bias, eps, rounding)
-        for x, weight, bias in ((q, weight_q, bias_q), (k, weight_k, bias_k))
-    )
+    given, how = ((q, weight_q, bias_q), (k, weight_k, bias_k)), Norming(norm, eps, rounding)
+    if _in_blocks(seen, rotation):
+        for x in seen:
+            rotation.check_lead(x)
+            rotation.check_fit(x, prefix, suffix)
+        tables = tables_of(q.dtype, rotation.padded(prefix, suffix))
+        out_q, out_k = (
+            normed_and_turned(x, *tables, *part[1:], rotation.pairing, how, kept=layout != "bhnd")
+            for x, part in zip(seen, given, strict=True)
+        )
+        return swapped(out_q, layout, "q"), swapped(out_k, layout, "k")
+    normed_q, normed_k = (normed(*part, how) for part in given)
     out_q, out_k = rotate(normed_q, normed_k, rotation, prefix=prefix, suffix=suffix, layout=layout)
     return out_q.to(q.dtype), out_k.to(k.dtype)
 
 
-def _normed(
-    x: Tensor, norm: str, weight: Tensor | None, bias: Tensor | None, eps: float, rounding: str
-) -> Tensor:
-    """Return x normalised in float32 or better, rounded as asked."""
-    wide = x.to(torch.promote_types(torch.float32, x.dtype))
-    if norm == "l2":
-        out = functional.normalize(wide, dim=-1, eps=eps)
-    elif norm == "rms":
-        out = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
-    else:
-        out = functional.layer_norm(wide, wide.shape[-1:], eps=eps)
-    if rounding == "twice":
-        out = out.to(x.dtype)
-    for part, join in ((weight, torch.mul), (bias, torch.add)):
-        if part is not None:
-            out = join(out, part if rounding == "twice" else part.to(wide.dtype))
-    return out if rounding == "none" else out.to(x.dtype)
+def _in_blocks(xs: tuple[Tensor, ...], rotation: Rotation) -> bool:
+    """Return whether norm and turn go through the cache block by block: on the CPU, in eager mode."""
+    plain = rotation.pairing in ("half", "adjacent") and len({x.dtype for x in xs}) == 1
+    return plain and all(x.device.type == "cpu" and is_fast(x, rotation) for x in xs)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
 import torch
@@ -11,12 +12,13 @@ from torch import nn
 
 from visionpos.encodings.biasing import blank_linear, check_flat
 from visionpos.encodings.doors import Biasing, Dims
-from visionpos.encodings.repeated import repeated
+from visionpos.encodings.repeated import is_plain, repeated
 from visionpos.encodings.sources import check_index, required_entry, sides, source_entry, start
 from visionpos.errors import PositionError
 from visionpos.geometry.fields import check_fields
 from visionpos.geometry.grid import Grid
 from visionpos.geometry.places import check_points
+from visionpos.geometry.points import known
 from visionpos.geometry.precision import full_precision
 
 if TYPE_CHECKING:
@@ -130,7 +132,8 @@ class LogBias(Biasing):
             raise PositionError(f"offsets have {offsets.shape[-1]} axes; a log bias needs (y, x).")
         wide = offsets.to(torch.promote_types(torch.float32, offsets.dtype))
         parts = zip(wide.unbind(-1), self._units(window_hw), strict=True)
-        return self._logged(torch.stack([_scaled(steps, unit) for steps, unit in parts], dim=-1))
+        scaled = torch.stack([_scaled(steps, unit) for steps, unit in parts], dim=-1)
+        return _logged(scaled, self.spec.form)
 
     def _units(self, window_hw: tuple[int, int] | None) -> tuple[int, int] | tuple[None, None]:
         """Return the sides of the window in whose units differences are read; None for plain cells."""
@@ -151,7 +154,7 @@ class LogBias(Biasing):
         check_points(offsets, None, "offsets")
         dtype = torch.promote_types(torch.float32, self.hidden.weight.dtype)
         y, x = self.coords(offsets.to(dtype), window_hw=window_hw).unbind(-1)
-        bias = self._network(*self._shares(y.reshape(-1), x.reshape(-1)))
+        bias = self._network(y.reshape(-1), x.reshape(-1))
         return bias.unflatten(-1, offsets.shape[:-1]) if offsets.ndim > 1 else bias[:, 0]
 
     def distinct(self, grid: Grid, *, device: torch.device | None = None) -> Tensor:
@@ -167,38 +170,33 @@ class LogBias(Biasing):
     def _distinct(self, window: tuple[int, int], home: torch.device | None) -> Tensor:
         """Return the bias at every difference of a window."""
         dtype = torch.promote_types(torch.float32, self.hidden.weight.dtype)
-        # The first layer is linear, so a row and a column of the window each give their share of it once.
-        ticks = [
-            _scaled(torch.arange(1 - side, side, device=home, dtype=dtype), unit)
-            for side, unit in zip(window, self._units(window), strict=True)
-        ]
-        y, x = self._logged(torch.cat(ticks)).split([2 * side - 1 for side in window])
-        rows, columns = self._shares(y, x)
-        return self._network(rows.unsqueeze(1), columns)
+        y, x = self._ticks(window, dtype, home)
+        return self._network(y.unsqueeze(1), x)
 
-    def _shares(self, y: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Return what inputs `[n]` and `[m]` of the axes give to the hidden layer, `[n, hidden]` and `[m, hidden]`."""
-        down, right = self.hidden.weight.to(y.dtype).unbind(-1)
-        rows = torch.addcmul(self.hidden.bias.to(y.dtype), y.unsqueeze(-1), down)
-        return rows, x.unsqueeze(-1) * right
+    def _ticks(
+        self, window: tuple[int, int], dtype: torch.dtype, home: torch.device | None
+    ) -> list[Tensor]:
+        """Return the network's inputs along the sides of a window, `[2 * side - 1]` each."""
+        asked = window, self._units(window), self.spec.form, dtype
+        kept = _kept_ticks(*asked) if is_plain(self.hidden.weight) else None
+        return _ticks(*asked, home) if kept is None or not known(kept[0]) else kept
 
-    def _network(self, rows: Tensor, columns: Tensor) -> Tensor:
-        """Return `[num_heads, n]` from the two shares of the hidden layer, which broadcast to n differences."""
-        reached = (rows + columns).relu_().flatten(0, -2)
+    def _network(self, y: Tensor, x: Tensor) -> Tensor:
+        """Return `[num_heads, n]` at inputs of the two axes, which broadcast to n differences.
+
+        The first layer is linear, so every input of an axis gives its share of it once.
+        """
+        first, second, dtype = self.hidden, self.out, y.dtype
+        weight = first.weight
+        down, right = weight.to(dtype).mT.contiguous().unbind()  # torch is slow over steps of 2
+        rows = torch.addcmul(first.bias.to(dtype), y.unsqueeze(-1), down)
+        reached = (rows + x.unsqueeze(-1) * right).relu_().flatten(0, -2)
         with full_precision(reached.device):
-            raw = self.out.weight.to(reached.dtype) @ reached.mT
-        shift: Tensor | None = self.out.bias
+            raw = second.weight.to(dtype) @ reached.mT
+        shift: Tensor | None = second.bias
         if shift is not None:
-            raw = raw + shift.to(raw.dtype).unsqueeze(-1)
-        bias = raw if self.spec.form == "cr" else 16 * raw.sigmoid()
-        return bias.to(self.hidden.weight.dtype)
-
-    def _logged(self, scaled: Tensor) -> Tensor:
-        """Return the signed logarithm of scaled differences."""
-        # 0 counts as positive: by this factor, and not by abs(), the slope there is that of the logarithm.
-        sign = 1.0 - 2.0 * (scaled < 0).to(scaled.dtype)
-        grown = 1.0 + sign * scaled
-        return sign * grown.log() if self.spec.form == "cr" else sign * grown.log2() / math.log2(8)
+            raw = raw + shift.to(dtype).unsqueeze(-1)
+        return (raw if self.spec.form == "cr" else 16 * raw.sigmoid()).to(weight.dtype)
 
     def prefix_values(self) -> Tensor | None:
         """Return `[num_heads, 3]` where prefix tokens learn their own; None for zeros."""
@@ -254,3 +252,38 @@ def _scaled(steps: Tensor, unit: int | None) -> Tensor:
     """Return differences along one axis in units of a window's side, from -8 to 8 over it; in cells without one."""
     # A side of 1 holds the difference 0 alone: any divisor will do.
     return steps if unit is None else steps / max(unit - 1, 1) * 8
+
+
+def _logged(scaled: Tensor, form: Form) -> Tensor:
+    """Return the signed logarithm of scaled differences."""
+    # 0 counts as positive: by this factor, and not by abs(), the slope there is that of the logarithm.
+    sign = 1.0 - 2.0 * (scaled < 0).to(scaled.dtype)
+    grown = 1.0 + sign * scaled
+    return sign * grown.log() if form == "cr" else sign * grown.log2() / math.log2(8)
+
+
+def _ticks(
+    window: tuple[int, int],
+    units: tuple[int | None, int | None],
+    form: Form,
+    dtype: torch.dtype,
+    home: torch.device | None = None,
+) -> list[Tensor]:
+    """Return `[2 * side - 1]` for each side of a window: what its differences are to the network."""
+    steps = [
+        _scaled(torch.arange(1 - side, side, device=home, dtype=dtype), unit)
+        for side, unit in zip(window, units, strict=True)
+    ]
+    return list(_logged(torch.cat(steps), form).split([2 * side - 1 for side in window]))
+
+
+@lru_cache(maxsize=64)  # a pure function of its arguments; nothing writes to what it returns
+def _kept_ticks(
+    window: tuple[int, int],
+    units: tuple[int | None, int | None],
+    form: Form,
+    dtype: torch.dtype,
+) -> list[Tensor]:
+    """Return inputs on the CPU that were made once: plain tensors, whatever mode the first call was in."""
+    with torch.inference_mode(mode=False):
+        return _ticks(window, units, form, dtype, torch.device("cpu"))

@@ -31,8 +31,10 @@ def repeated(module: nn.Module, key: Hashable, evaluate: Callable[[], Tensor]) -
     Returns:
         A tensor of the caller's own.
     """
+    if module.training or torch.is_grad_enabled():
+        return evaluate()
     weights = [*module.parameters(), *module.buffers()]
-    if module.training or torch.is_grad_enabled() or not all(map(_comparable, weights)):
+    if not all(map(is_plain, weights)):
         return evaluate()
     kept: tuple[Hashable, list[Tensor], Tensor] | None = module.__dict__.get(_PLACE)
     if kept is not None and kept[0] == key and _same(kept[1], weights):
@@ -42,8 +44,8 @@ def repeated(module: nn.Module, key: Hashable, evaluate: Callable[[], Tensor]) -
     return table
 
 
-def _comparable(weight: Tensor) -> bool:
-    """Return whether a weight is a plain tensor whose values can be looked at for free."""
+def is_plain(weight: Tensor) -> bool:
+    """Return whether a weight is a plain tensor of now on the CPU, whose values can be looked at for free."""
     plain = type(weight) in (torch.Tensor, torch.nn.Parameter)
     traced = torch.jit.is_tracing()  # type: ignore[attr-defined, no-untyped-call]
     return plain and readable(weight) and not traced

@@ -12,7 +12,7 @@ import torch
 from torch.autograd import Function
 
 from visionpos.geometry.lattice import ticks
-from visionpos.geometry.points import readable
+from visionpos.geometry.points import known, readable
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -67,6 +67,20 @@ def lattice_turns(
     return cos, sin
 
 
+def joined(cos: Tensor, sin: Tensor) -> Tensor:
+    """Return cosines and sines as complex numbers, without a copy where they are the parts of some."""
+    strides, size = cos.stride(), cos.element_size()
+    apart = sin.data_ptr() - cos.data_ptr()
+    if apart == size and strides == sin.stride() and all(step % 2 == 0 for step in strides):
+        whole = torch.as_strided(cos, (*cos.shape, 2), (*strides, 1))
+        return (
+            torch.view_as_complex(whole)
+            if cos.storage_offset() % 2 == 0
+            else torch.complex(cos, sin)
+        )
+    return torch.complex(cos, sin)
+
+
 class _Turns(Function):
     """Cosines and sines of a lattice; the gradient of a frequency is a weighted sum of those of its angles."""
 
@@ -76,7 +90,7 @@ class _Turns(Function):
     ) -> tuple[Tensor, Tensor]:
         """Return cos and sin `[heads, prefix + n, pairs]`."""
         down, across = (
-            torch.polar(torch.ones_like(angle), angle)
+            torch.complex(angle.cos(), angle.sin())
             for angle in (
                 freqs[:, :1] * y.unsqueeze(-1),
                 freqs[:, 1:] * x.unsqueeze(-1),
@@ -87,7 +101,8 @@ class _Turns(Function):
         turns[:, :prefix] = 1
         cells = turns[:, prefix:].unflatten(1, (frames, len(y), len(x)))
         torch.mul(down.unsqueeze(2), across.unsqueeze(1), out=cells[:, 0])
-        cells[:, 1:] = cells[:, :1]
+        if frames > 1:
+            cells[:, 1:] = cells[:, :1]
         cos, sin = turns.real, turns.imag
         ctx.prefix, ctx.frames = prefix, frames
         ctx.save_for_backward(cos, sin, y, x)
@@ -100,7 +115,26 @@ class _Turns(Function):
         """Return the gradient of the frequencies."""
         cos, sin, y, x = ctx.saved_tensors
         cos, sin, on_cos, on_sin = (p[:, ctx.prefix :] for p in (cos, sin, grad_cos, grad_sin))
-        angle = (cos * on_sin - sin * on_cos).unflatten(1, (ctx.frames, len(y), len(x))).sum(1)
-        rows, columns = angle.sum(2), angle.sum(1)
+        shape = ctx.frames, len(y), len(x)
+        if torch.is_grad_enabled() or not known(on_cos):
+            angle = (cos * on_sin - sin * on_cos).unflatten(1, shape).sum(1)
+            rows, columns = angle.sum(2), angle.sum(1)
+        else:
+            found = [
+                _sums(turns, grads, shape)
+                for turns, grads in zip(joined(cos, sin), joined(on_cos, on_sin), strict=True)
+            ]
+            rows, columns = (torch.stack(lines) for lines in zip(*found, strict=True))
         grads = (rows * y.unsqueeze(-1)).sum(1), (columns * x.unsqueeze(-1)).sum(1)
         return torch.stack(grads, dim=1), None, None, None, None
+
+
+def _sums(turns: Tensor, grads: Tensor, shape: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+    """Return the gradients of a head's angles, `[n, pairs]`, summed over columns and over rows.
+
+    They are the imaginary parts of conj(turn) times the complex gradient; a head stays in the cache, and whole numbers
+    are summed, since torch is slow over steps of 2.
+    """
+    both = torch.view_as_real(turns.conj_physical().mul_(grads)).flatten(1).unflatten(0, shape)
+    cells = both.sum(0) if shape[0] > 1 else both[0]
+    return cells.sum(1)[..., 1::2], cells.sum(0)[..., 1::2]

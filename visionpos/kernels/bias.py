@@ -7,6 +7,7 @@ fixed order, on any device the same at every call.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from math import prod
 from typing import TYPE_CHECKING, Any
 
@@ -62,7 +63,8 @@ def expand(table: Tensor, own: Tensor | None, grid: Grid, prefix: int = 0) -> Te
     # torch adds the gradient of an index up in the table's dtype, too coarse in half precision.
     exact = table.is_cuda or (learns and table.dtype.itemsize < 4)
     if not exact and table.shape[0] * (prefix + grid.size) ** 2 < least:
-        return _indexed(table, own, grid, prefix)
+        index = _kept_index(grid, prefix)
+        return _picked(table, own, index if known(index) else _index(grid, prefix), grid, prefix)
     if own is None:
         own = table.new_empty(table.shape[0], 3)  # no prefix: nothing reads it
     sides = grid.shape if grid.frames > 1 else grid.shape[1:]
@@ -79,14 +81,32 @@ def _is_eager(x: Tensor) -> bool:
 
 def _indexed(table: Tensor, own: Tensor | None, grid: Grid, prefix: int) -> Tensor:
     """Return the pairs by an index of all of them: constants, so that no graph depends on a size."""
-    index = relative_index(grid, device=table.device)
-    if prefix and own is not None:
-        # Three numbers in front: prefix rows read number 0, prefix columns 1, where they meet 2.
-        table, columns = torch.cat([own, table], dim=-1), pad(index + 3, (prefix, 0), value=1)
-        inside = columns.new_full((prefix, prefix), 2)
-        index = torch.cat([pad(inside, (0, index.shape[-1]), value=0), columns])
-    pairs: Tensor = table.index_select(-1, index.flatten()).unflatten(-1, tuple(index.shape))
-    return pairs
+    return _picked(table, own, _index(grid, prefix, table.device), grid, prefix)
+
+
+def _picked(table: Tensor, own: Tensor | None, index: Tensor, grid: Grid, prefix: int) -> Tensor:
+    """Return the pairs that an index names; its first three numbers are `own` where there is a prefix."""
+    source = table if own is None or not prefix else torch.cat([own, table], dim=-1)
+    side = prefix + grid.size
+    return source.index_select(-1, index).view(-1, side, side)
+
+
+def _index(grid: Grid, prefix: int, device: torch.device | None = None) -> Tensor:
+    """Return `[pairs]`, row-major: where the number of a pair lies in the table, behind three of a prefix."""
+    index = relative_index(grid, device=device)
+    if not prefix:
+        return index.flatten()
+    # Three numbers in front: prefix rows read number 0, prefix columns 1, where they meet 2.
+    columns = pad(index + 3, (prefix, 0), value=1)
+    inside = columns.new_full((prefix, prefix), 2)
+    return torch.cat([pad(inside, (0, index.shape[-1]), value=0), columns]).flatten()
+
+
+@lru_cache(maxsize=16)  # a pure function of its arguments; at most 1.3 MB each, by `_LEARNS`
+def _kept_index(grid: Grid, prefix: int) -> Tensor:
+    """Return an index on the CPU that was made once: a plain tensor, whatever mode the first call was in."""
+    with torch.inference_mode(mode=False):
+        return _index(grid, prefix, torch.device("cpu"))
 
 
 def _spread(table: Tensor, own: Tensor, sides: tuple[int, ...], prefix: int) -> Tensor:

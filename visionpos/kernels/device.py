@@ -127,6 +127,41 @@ def norm_turned(
     return _as_given(done[0], q), _as_given(done[1], k)
 
 
+class NormTurnedTogether(Function):
+    """q and k normalised and turned, one launch either way; gradients to q, k, weights and biases, not to tables."""
+
+    @staticmethod
+    def forward(  # noqa: PLR0917
+        ctx: Any, q: Tensor, k: Tensor, weight_q: Tensor | None, weight_k: Tensor | None, bias_q: Tensor | None,
+        bias_k: Tensor | None, rotation: Rotation, how: dict[str, Any], rounding: str,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        """Return q and k, normalised and turned; `how` has norm, eps, prefix and suffix."""
+        ctx.rotation, ctx.how = rotation, how
+        ctx.save_for_backward(q, k, weight_q, weight_k, bias_q, bias_k)
+        return norm_turned(
+            q, k, rotation, rounding=rounding, weight_q=weight_q, weight_k=weight_k, bias_q=bias_q, bias_k=bias_k,
+            **how,
+        )  # fmt: skip
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_q: Tensor, grad_k: Tensor) -> tuple[Tensor | None, ...]:
+        """Return the gradients, those of weights and biases in their own dtypes."""
+        from visionpos.kernels.triton_backward import launch_norm_rotate_backward
+        from visionpos.kernels.triton_sources import Tables
+
+        q, k, *vectors = ctx.saved_tensors
+        rotation = ctx.rotation
+        found_q, found_k, *sums = launch_norm_rotate_backward(
+            _batched(grad_q), _batched(grad_k), _batched(q), _batched(k), Tables(rotation.cos, rotation.sin),
+            weight_q=vectors[0], weight_k=vectors[1], pairing=rotation.pairing, **ctx.how,
+        )  # fmt: skip
+        of_vectors = (
+            None if one is None else total.to(one.dtype) for one, total in zip(vectors, sums, strict=True)
+        )  # fmt: skip
+        return _as_given(found_q, q), _as_given(found_k, k), *of_vectors, None, None, None
+
+
 class CoordsTurned(Function):
     """q and k turned by angles that the kernel forms; gradients to q, k and the frequencies."""
 

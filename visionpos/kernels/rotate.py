@@ -13,6 +13,8 @@ import torch
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
+from visionpos.geometry.points import known
+from visionpos.geometry.separable import joined
 from visionpos.kernels import device
 
 if TYPE_CHECKING:
@@ -41,6 +43,7 @@ class How(NamedTuple):
 
 # Elements a block: of the second-level cache in float32; larger where casts add calls. Measured, see docs/kernels.md.
 _HALF, _HALF_CAST, _ADJACENT_CAST = 320 * 1024, 512 * 1024, 1024 * 1024
+_PRODUCT = 128 * 1024  # complex numbers
 
 
 def turn_into(out: Tensor, x: Tensor, cos: Tensor, sin: Tensor, how: How) -> Tensor:
@@ -83,17 +86,30 @@ def _turning(x: Tensor, cos: Tensor, how: How) -> Tensor:
 
 def _turn_whole(out: Tensor, x: Tensor, cos: Tensor, sin: Tensor, pairing: str) -> None:
     """Turn all channels of x `[..., n, 2 pairs]`."""
-    order = sorted(range(x.ndim - 1), key=out.stride, reverse=True)
-    lead = [*order, x.ndim - 1]  # as the memory of out lies, so that blocks are stretches of it
+    lead = memory_order(out)
+    tables = laid_tables(cos, sin, pairing, x.shape, lead)
+    turn_laid(out.permute(lead), x.permute(lead), tables)
 
-    def laid(table: Tensor) -> Tensor:
-        return table.expand(*x.shape[:-1], table.shape[-1]).permute(lead)
 
-    target, source = out.permute(lead), x.permute(lead)
+def memory_order(x: Tensor) -> list[int]:
+    """Return the order of the dimensions of x in memory, channels last, so that blocks are stretches of it."""
+    return [*sorted(range(x.ndim - 1), key=x.stride, reverse=True), x.ndim - 1]
+
+
+def laid_tables(
+    cos: Tensor, sin: Tensor, pairing: str, shape: torch.Size, lead: list[int]
+) -> tuple[Tensor, ...]:
+    """Return tables that cover x of a shape, its dimensions ordered: turns, or full-width cosines and sines."""
     if pairing == "adjacent":
-        _adjacent(target, source, laid(_joined(cos, sin)))
+        parts: tuple[Tensor, ...] = (joined(cos, sin),)
     else:
-        _halves(target, source, laid(torch.cat([cos, cos], dim=-1)), laid(sin))
+        parts = torch.cat([cos, cos], dim=-1), sin
+    return tuple(part.expand(*shape[:-1], part.shape[-1]).permute(lead) for part in parts)
+
+
+def turn_laid(out: Tensor, x: Tensor, tables: tuple[Tensor, ...]) -> None:
+    """Turn x into out by `laid_tables`."""
+    (_adjacent if len(tables) == 1 else _halves)(out, x, *tables)
 
 
 def _halves(out: Tensor, x: Tensor, cos: Tensor, sin: Tensor) -> None:
@@ -101,7 +117,7 @@ def _halves(out: Tensor, x: Tensor, cos: Tensor, sin: Tensor) -> None:
     pairs, cast = sin.shape[-1], x.dtype != cos.dtype
     direct = not cast and out.data_ptr() != x.data_ptr()
     scratch: tuple[Tensor, Tensor] | None = None
-    for at in _blocks(x, _HALF_CAST if cast else _HALF):
+    for at in blocks(x, _HALF_CAST if cast else _HALF):
         source, target, c, s = x[at], out[at], cos[at], sin[at]
         turned = target
         if not direct:
@@ -127,7 +143,7 @@ def _adjacent(out: Tensor, x: Tensor, turns: Tensor) -> None:
     if paired and x.dtype == real and is_pairwise(x) and (rows or out.data_ptr() == x.data_ptr()):
         torch.mul(_complex(x), turns, out=_complex(out))
         return
-    for at in _blocks(x, _ADJACENT_CAST):
+    for at in blocks(x, _ADJACENT_CAST):
         source, target = x[at], out[at]
         if paired:
             _complex(target.copy_(source)).mul_(turns[at])
@@ -152,25 +168,11 @@ def is_pairwise(x: Tensor) -> bool:
     return bool(x.stride(-1) == 1 and x.storage_offset() % 2 == 0 and even)
 
 
-def _joined(cos: Tensor, sin: Tensor) -> Tensor:
-    """Return cosines and sines as complex numbers, without a copy where they are the parts of some."""
-    strides, size = cos.stride(), cos.element_size()
-    apart = sin.data_ptr() - cos.data_ptr()
-    if apart == size and strides == sin.stride() and all(step % 2 == 0 for step in strides):
-        whole = torch.as_strided(cos, (*cos.shape, 2), (*strides, 1))
-        return (
-            torch.view_as_complex(whole)
-            if cos.storage_offset() % 2 == 0
-            else torch.complex(cos, sin)
-        )
-    return torch.complex(cos, sin)
-
-
 def _complex(x: Tensor) -> Tensor:
     return torch.view_as_complex(x.unflatten(-1, (-1, 2)))
 
 
-def _blocks(x: Tensor, limit: int) -> Iterator[tuple[slice, ...]]:
+def blocks(x: Tensor, limit: int) -> Iterator[tuple[slice, ...]]:
     """Return the places of blocks of at most `limit` elements; one block where no cache is to be kept warm."""
     return _cut(x.shape, limit if x.device.type == "cpu" else x.numel())
 
@@ -278,7 +280,9 @@ def _turned_back(cos: Tensor, sin: Tensor, how: How) -> tuple[Tensor, Tensor]:
     """Return the tables of the turn back, for adjacent pairs as the parts of complex numbers."""
     if how.pairing != "adjacent":
         return cos, -sin
-    turns = torch.complex(cos, -sin)
+    # Read as the parts of one tensor, they could not be differentiated apart.
+    plain = not torch.is_grad_enabled() and known(cos)
+    turns = joined(cos, sin).conj_physical() if plain else torch.complex(cos, -sin)
     return turns.real, turns.imag
 
 
@@ -320,9 +324,12 @@ def table_grads(seen: list[tuple[Tensor, Tensor]], cos: Tensor, how: How) -> tup
     With pairs (a, b) and their gradients (g, h) these are the sums of a g + b h and of a h - b g over all that shares
     a table entry.
     """
+    wide = [tuple(_turning(part, cos, how).to(cos.dtype) for part in pair) for pair in seen]
+    if how.pairing == "adjacent" and not torch.is_grad_enabled() and all(map(known, sum(wide, ()))):
+        total = _adjacent_sums(wide, cos.shape)
+        return total.real, total.imag
     parts = []
-    for pair in seen:
-        x, y = (_turning(part, cos, how).to(cos.dtype) for part in pair)
+    for x, y in wide:
         if how.pairing == "adjacent":
             both = _complex(x.contiguous()).conj() * _complex(y.contiguous())
             parts.append(_summed(both, cos.shape))
@@ -334,8 +341,31 @@ def table_grads(seen: list[tuple[Tensor, Tensor]], cos: Tensor, how: How) -> tup
     return total.real, total.imag
 
 
+def _adjacent_sums(seen: list[tuple[Tensor, ...]], shape: torch.Size) -> Tensor:
+    """Return the sum of conj(x) y, complex, with as few passes over memory as torch has: nothing is differentiated."""
+    total: Tensor | None = None
+    for pair in seen:
+        first, second = (_complex(part.contiguous()) for part in pair)
+        if first.numel() != prod(shape):
+            part = _summed(first.conj_physical().mul_(second), shape)
+            total = part if total is None else total.add_(part)
+            continue
+        begun = total is not None
+        total = first.new_empty(shape) if total is None else total
+        for x, y, out in zip(
+            *(z.view(-1).split(_PRODUCT) for z in (first, second, total)), strict=True
+        ):
+            turned_back = x.conj_physical()
+            out.addcmul_(turned_back, y) if begun else torch.mul(turned_back, y, out=out)
+    assert total is not None  # noqa: S101 (for the type checker; there is a pair)
+    return total
+
+
 def _summed(x: Tensor, shape: torch.Size) -> Tensor:
-    return x if x.shape == shape else x.sum_to_size(shape)
+    """Return x summed over all that shares an entry of a shape; torch sums over sizes of 1 too, a pass in vain."""
+    if x.shape == shape:
+        return x
+    return x.reshape(shape) if x.numel() == prod(shape) else x.sum_to_size(shape)
 
 
 def _pairs(x: Tensor, how: How) -> tuple[Tensor, Tensor]:

@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING
 import torch
 
 from visionpos.errors import PositionError
+from visionpos.kernels.choices import Accuracy, Norm
 from visionpos.kernels.triton_back import turn_back_kernel
+from visionpos.kernels.triton_norm_back import norm_back_kernel
 from visionpos.kernels.triton_plan import Launch, planned
-from visionpos.kernels.triton_rotate import outputs
-from visionpos.kernels.triton_sources import Accuracy, Coordinates, Source, Tables
+from visionpos.kernels.triton_rotate import NORMS, outputs
+from visionpos.kernels.triton_sources import Coordinates, Source, Tables
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -144,6 +146,62 @@ def plan_turn_back(
     by_cos, by_sin = parts if isinstance(source, Tables) else (parts, None)
     given.update(x_q=q, x_k=k, part_cos=by_cos, part_sin=by_sin, slots=slots)
     return launch, parts
+
+
+def launch_norm_rotate_backward(
+    grad_q: Tensor, grad_k: Tensor, q: Tensor, k: Tensor, tables: Tables, *, norm: Norm, weight_q: Tensor | None = None,
+    weight_k: Tensor | None = None, eps: float = 1e-6, pairing: str = "half", prefix: int = 0, suffix: int = 0,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """Return the gradients of q, k, both weights and both biases of `launch_norm_rotate`, in one launch.
+
+    Args:
+        grad_q: gradient of the result for q, any strides.
+        grad_k: like grad_q.
+        q: what the forward pass took.
+        k: like q.
+        tables: as in the forward pass, like all that follow. They do not learn.
+        norm: "rms", "layer" or "l2".
+        weight_q: `[head_dim]`, contiguous, or None.
+        weight_k: like weight_q.
+        eps: added to the variance, or the least norm for "l2".
+        pairing: "half" or "adjacent".
+        prefix: leading tokens that do not turn.
+        suffix: trailing tokens that do not turn.
+
+    Returns:
+        Gradients of q and k in their dtypes; of weights and biases `[head_dim]` float32, summed in a fixed order.
+        Roundings between norm and turn count as none.
+
+    Raises:
+        PositionError: if shapes, dtypes or devices do not fit.
+        ImportError: without triton.
+    """
+    outs = outputs(grad_q, None), outputs(grad_k, None)
+    launch, parts = plan_norm_back(
+        grad_q, grad_k, q, k, outs, tables, norm=norm, weights=(weight_q, weight_k), eps=eps, pairing=pairing,
+        prefix=prefix, suffix=suffix,
+    )  # fmt: skip
+    launch.run()
+    sums = [part.sum(1) for part in parts]
+    return *outs, sums[0][0], sums[1][0], sums[0][1], sums[1][1]
+
+
+def plan_norm_back(
+    grad_q: Tensor, grad_k: Tensor, q: Tensor, k: Tensor, outs: tuple[Tensor, Tensor], tables: Tables, *, norm: Norm,
+    weights: tuple[Tensor | None, Tensor | None], eps: float, pairing: str = "half", prefix: int = 0, suffix: int = 0,
+) -> tuple[Launch, tuple[Tensor, Tensor]]:  # fmt: skip
+    """Return the launch of `norm_back_kernel` and the memory of its sums, `[2, programs, head_dim]` for q and for k."""
+    launch = planned(
+        norm_back_kernel, grad_q, grad_k, *outs, tables, pairing=pairing, prefix=prefix, suffix=suffix, conj=False,
+        tail=grad_q.shape[-1] - 2 * tables.pairs, normed=True, saved=(q, k),
+    )  # fmt: skip
+    shape = (2, launch.programs, q.shape[-1])
+    parts = tuple(torch.empty(shape, dtype=torch.float32, device=q.device) for _ in range(2))
+    launch.arguments.update(
+        x_q=q, x_k=k, part_q=parts[0], part_k=parts[1], weight_q=weights[0], weight_k=weights[1], eps=eps,
+        NORM=NORMS[norm],
+    )  # fmt: skip
+    return launch, (parts[0], parts[1])
 
 
 def _shape(x: Tensor | None) -> tuple[int, ...] | None:

@@ -41,15 +41,14 @@ class Launch:
         default_factory=lambda: {"num_warps": 4, "enable_fp_fusion": False}
     )
 
-    def run(self, *, wrapped: bool = False) -> None:
-        """Run the kernel; `wrapped` shows it to torch.compile, inside a `torch.library.triton_op`."""
+    def run(self) -> None:
+        """Run the kernel."""
         device = self.arguments["q"].device
         check_launchable(device.type)
         if not self.programs:
             return
-        kernel = torch.library.wrap_triton(self.kernel) if wrapped else self.kernel
         with torch.cuda.device(device if device.type == "cuda" else -1):
-            kernel[(self.programs,)](**self.arguments, **self.options)
+            self.kernel[(self.programs,)](**self.arguments, **self.options)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,17 +70,16 @@ class Tile:
         pairs: int,
         *,
         flat: bool,
-        halved: bool,
+        parts: int,
         tiles: int = _TILES,
     ) -> Tile:
         """Return the division for `q` and `k` `[b, heads, n, head_dim]`.
 
-        `flat` allows several heads a tile, `halved` makes tiles half as large.
+        `flat` allows several heads a tile; tiles hold one of so many `parts` of what a program can.
         """
         heads, kv_heads = q.shape[1], 0 if k is None else k.shape[1]
         width, group = _width(pairs, max(heads, 1) if flat else 1)
-        size = _TILE_PAIRS // 2 if halved else _TILE_PAIRS
-        block = 1 if q.shape[2] == 1 else max(1, size // width)
+        block = 1 if q.shape[2] == 1 else max(1, _TILE_PAIRS // parts // width)
         of_q, of_k = math.ceil(heads / group), math.ceil(kv_heads / group)
         spread = q.shape[0] * math.ceil(q.shape[2] / block) * max(of_q, of_k, 1)
         while tiles > 1 and spread // tiles < _FEW_PROGRAMS:
@@ -154,8 +152,10 @@ def planned(
     free = pairing == "adjacent" or pairs % 8 != 0
     tight = free or angles["MODE"] == MAP or q.dtype == torch.float16
     halved = q.element_size() == 4 or tail > 0 or (saved is not None and tight) or (normed and free)
+    # A norm on its way back holds most.
+    parts = 1 + halved if not (normed and saved) else 4 if tail or q.element_size() == 4 else 2
     flat = not normed and not tail and _narrow(tensors)
-    tile = Tile.of(q, k, pairs, flat=flat, halved=halved)
+    tile = Tile.of(q, k, pairs, flat=flat, parts=parts)
     blocks = math.ceil(q.shape[2] / tile.block)
     arguments: dict[str, Any] = {
         "q": q, "k": k, "out_q": out_q, "out_k": out_k, **steps, **angles,

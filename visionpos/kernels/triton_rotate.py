@@ -7,23 +7,22 @@ these calls; the backward launchers are what a `torch.autograd.Function` needs.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import TYPE_CHECKING, get_args
 
 import torch
 
 from visionpos.errors import PositionError
+from visionpos.kernels.choices import Accuracy, Norm, Rounding
 from visionpos.kernels.triton_norm import L2, LAYER, NO_NORM, NO_ROUNDING, ONCE, RMS, TWICE
 from visionpos.kernels.triton_plan import Launch, planned
-from visionpos.kernels.triton_sources import Accuracy, Coordinates, Source, Tables
+from visionpos.kernels.triton_sources import Coordinates, Source, Tables
 from visionpos.kernels.triton_turn import turn_kernel
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-Norm = Literal["rms", "layer", "l2"]
-Rounding = Literal["none", "once", "twice"]
-_NORMS = dict(zip(get_args(Norm), (RMS, LAYER, L2), strict=True))
-_ROUNDINGS = dict(zip(get_args(Rounding), (NO_ROUNDING, ONCE, TWICE), strict=True))
+NORMS = dict(zip(get_args(Norm), (RMS, LAYER, L2), strict=True))
+_ROUNDINGS = dict(zip(get_args(Rounding), (ONCE, TWICE, NO_ROUNDING), strict=True))
 
 
 def launch_rotate(
@@ -143,9 +142,9 @@ def launch_norm_rotate(
         PositionError: if shapes, dtypes, devices or names do not fit.
         ImportError: without triton.
     """
-    if norm not in _NORMS or rounding not in _ROUNDINGS:
+    if norm not in NORMS or rounding not in _ROUNDINGS:
         raise PositionError(
-            f"norm is {norm!r} and rounding {rounding!r}; norm must be one of {list(_NORMS)}, rounding of "
+            f"norm is {norm!r} and rounding {rounding!r}; norm must be one of {list(NORMS)}, rounding of "
             f"{list(_ROUNDINGS)}. Normalise before the launch otherwise."
         )
     vectors = {"weight_q": weight_q, "weight_k": weight_k, "bias_q": bias_q, "bias_k": bias_k}
@@ -158,7 +157,7 @@ def launch_norm_rotate(
     outs = outputs(q, out_q), outputs(k, out_k)
     launch = plan_turn(
         q, k, *outs, source, pairing=pairing, prefix=prefix, suffix=suffix,
-        norm=_NORMS[norm], rounding=_ROUNDINGS[rounding], eps=eps, vectors=vectors,
+        norm=NORMS[norm], rounding=_ROUNDINGS[rounding], eps=eps, vectors=vectors,
     )  # fmt: skip
     launch.run()
     return outs

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, get_args
 
 from visionpos.errors import PositionError
+from visionpos.kernels.choices import Accuracy
 from visionpos.kernels.triton_angles import MAP, SUM, TABLE
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-Accuracy = Literal["reference", "exact"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -162,7 +161,7 @@ def _check_tables(source: Tables) -> None:
 
 def _check_coords(source: Coordinates) -> None:
     axis, freqs = source.axis_of_pair, source.freqs
-    if source.accuracy not in ("reference", "exact"):
+    if source.accuracy not in get_args(Accuracy):
         raise PositionError(
             f"accuracy is {source.accuracy!r}; 'reference' or 'exact' is required. Parity with transformers is "
             "'reference'."

@@ -15,6 +15,7 @@ from torch import Tensor
 from visionpos.errors import PositionError
 from visionpos.geometry import Rotation
 from visionpos.geometry.arguments import checked
+from visionpos.kernels.choices import Accuracy
 from visionpos.vlm.clips import sampled_frames
 from visionpos.vlm.grammar import FamilySpec, VideoSpec
 from visionpos.vlm.ids import PositionIds, placed_tokens, stream_ids
@@ -23,7 +24,7 @@ from visionpos.vlm.instants import Seconds
 from visionpos.vlm.language import LanguageSpec
 from visionpos.vlm.loading import VENDOR, family_spec, resolve
 from visionpos.vlm.makers import check_maker
-from visionpos.vlm.rotary import Accuracy, language_freqs, language_rotation
+from visionpos.vlm.rotary import language_freqs, language_rotation
 from visionpos.vlm.rules import Rule
 from visionpos.vlm.segments import Audio, Image, Segment, Special, Text, Video
 from visionpos.vlm.serialize import image_runs, text_run, tokenised, video_runs
@@ -113,12 +114,16 @@ class Family:
         return TokenStream(tokenised(runs, tokenizer), made_by=self)
 
     @checked
-    def position_ids(self, stream: TokenStream) -> PositionIds:
+    def position_ids(
+        self, stream: TokenStream, *, device: torch.device | None = None
+    ) -> PositionIds:
         """Return where every token of a stream stands.
 
         Args:
             stream: from this family's `stream`, or from one that writes the same stream: another dialect, or another
                 rule by overlay. A stream put together by hand is taken as it is.
+            device: where ids are wanted: rows of cells and stretches of text are sent there and spread there, without
+                waiting for the device. The CPU when None.
 
         Returns:
             `ids [axes, n]`, `next_position []`, `delta []`.
@@ -132,7 +137,7 @@ class Family:
             [[0, 1, 2, 2, 2, 2, 2, 2, 5], [0, 1, 2, 2, 2, 3, 3, 3, 5], [0, 1, 2, 3, 4, 2, 3, 4, 5]]
         """
         check_maker(stream, self)
-        return stream_ids(stream, self._rule())
+        return stream_ids(stream, self._rule(), device=device)
 
     def position_ids_from_tokens(
         self,

@@ -15,19 +15,18 @@ from torch import Tensor
 
 from visionpos.errors import PositionError
 from visionpos.geometry.arguments import checked
+from visionpos.kernels import ids as on_device
+from visionpos.kernels.ids import LinePlan
 from visionpos.vlm.clocks import Array
-from visionpos.vlm.increments import index_steps
 from visionpos.vlm.inputs import Grids, checked_tokens, clip_clocks, token_grids
 from visionpos.vlm.instants import Seconds
-from visionpos.vlm.lines import line_ids, pieces_of, stepped, write_rings
 from visionpos.vlm.padding import repadded
-from visionpos.vlm.rings import ring
-from visionpos.vlm.rules import Delta, Rule
+from visionpos.vlm.placing import delta_of, placed
+from visionpos.vlm.rules import Rule
 from visionpos.vlm.stream import AUDIO, IMAGE, VIDEO, TokenStream
 from visionpos.vlm.token_units import units_of_tokens, units_of_woven
-from visionpos.vlm.units import Units, units_of_stream
+from visionpos.vlm.units import units_of_stream
 from visionpos.vlm.views_ids import views_ids
-from visionpos.vlm.woven import Woven
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -56,12 +55,15 @@ class PositionIds:
 
 
 @checked
-def stream_ids(stream: TokenStream, rule: Rule) -> PositionIds:
+def stream_ids(
+    stream: TokenStream, rule: Rule, *, device: torch.device | None = None
+) -> PositionIds:
     """Return the position ids of a stream.
 
     Args:
         stream: from `family.stream`.
         rule: the position rule.
+        device: where ids are wanted: all that runs evenly along lines is spread there. The CPU when None.
 
     Returns:
         ids `[axes, n]`, next_position `[]`, delta `[]`.
@@ -75,16 +77,18 @@ def stream_ids(stream: TokenStream, rule: Rule) -> PositionIds:
         >>> stream_ids(text, Rule(axes=("time", "row", "col"))).ids.tolist()
         [[0, 1, 2], [0, 1, 2], [0, 1, 2]]
     """
+    ids: Array | LinePlan
+    target = torch.device("cpu" if device is None else device)
     if rule.place != "unit":
         ids, following = views_ids(stream, rule)
         lengths = np.array([stream.length])
-        delta = _delta(ids, following, lengths, rule.delta, stream.length)
+        delta = delta_of(ids, following, lengths, rule.delta, stream.length)
     else:
         woven = rule.audio_in_video is not None and bool((stream.modality == AUDIO).any())
         units = (units_of_woven if woven else units_of_stream)(stream, rule)
-        ids, following, delta = _placed(units, rule, padded=stream.length)
-    batch = (torch.from_numpy(part) for part in (ids[:, None], following, delta))
-    return PositionIds(*batch).row(0)
+        ids, following, delta = placed(units, rule, padded=stream.length, device=target)
+    batch = [_sent(part, target) for part in (ids, following, delta)]
+    return PositionIds(batch[0][:, None], *batch[1:]).row(0)
 
 
 @checked
@@ -167,111 +171,29 @@ def placed_tokens(
     timed = rule.counts_seconds and len(grids[VIDEO]) > 0
     clocks = clip_clocks(seconds_per_grid, len(grids[VIDEO])) if timed else ()
     units = units_of_tokens(types, keep, grids, clocks, rule)
-    ids, following, delta = _placed(units, rule, padded=types.shape[1])
-    if keep is None:
-        ids = ids.reshape(len(rule.axes), *types.shape)
-    else:
-        ids = repadded(ids, keep, rule.pad_id)
-    parts = [ids, following, delta]
+    device = input_ids.device
+    ids, following, delta = placed(units, rule, padded=types.shape[1], device=device)
+    mask = None
     if attention_mask is not None:
-        parts.append(np.ones(types.shape, dtype=bool) if keep is None else keep)
-    tensors = [torch.from_numpy(part) for part in parts]
-    if not input_ids.is_cpu:
-        tensors = [tensor.to(input_ids.device) for tensor in tensors]
-    batch = PositionIds(*tensors)
+        mask = _sent(np.ones(types.shape, dtype=bool) if keep is None else keep, device)
+    if not isinstance(ids, LinePlan):
+        ids = (
+            ids.reshape(len(rule.axes), *types.shape)
+            if keep is None
+            else repadded(ids, keep, rule.pad_id)
+        )
+        found = _sent(ids, device)
+    elif keep is None:
+        found = _sent(ids, device).view(len(rule.axes), *types.shape)
+    else:
+        found = on_device.repadded(_sent(ids, device), _sent(keep, device), rule.pad_id)
+    batch = PositionIds(found, _sent(following, device), _sent(delta, device), mask)
     return batch.row(0) if input_ids.ndim == 1 else batch
 
 
-def _placed(units: Units, rule: Rule, *, padded: int) -> tuple[Array, Array, Array]:
-    """Return ids `[axes, tokens of all rows]`, and next position and delta, `[b]` each."""
-    shape, rows, sizes = units.shape, units.row_lengths, units.sizes
-    frames, height, width = shape.T
-    dtype = rule.dtype
-    tau = rule.frame_offsets(frames, np.maximum(height, width), units.clocks)
-    last_tau = tau if len(tau) == len(frames) else tau[frames.cumsum() - 1]
-    step = index_steps(units, rule) if "index" in rule.axes else None
-    reach = rule.reach(shape, last_tau, sizes if step is None else stepped(sizes, *step))
-    advance = rule.advance(shape, last_tau, reach).astype(dtype, copy=False)
-    rings = None
-    if rule.circle is not None:
-        rings = [ring(rule.circle, *side) for side in shape[:, 1:].tolist()]
-        advance = np.array([one.max() for one in rings]) + last_tau + 1
-    for unit, woven in units.woven.items():
-        if woven.ends_in_audio:
-            advance[unit] = len(woven.audio)
-    # A unit moves what follows it by advance - tokens from its place in the row: one cumulative sum gives every start.
-    spans, first = units.spans if units.woven else sizes, units.first_of_row
-    move = advance - spans
-    before: Array = np.zeros_like(move)
-    move[:-1].cumsum(out=before[1:])
-    before = before - before[first]
-    start = before - (rows.cumsum() - rows)[units.row] + units.start
-    ids = line_ids(pieces_of(units, spans, before + move), start, tau, rule, step)
-    if rings is not None:
-        write_rings(ids, units, start, tau, rings)
-    for unit, woven in units.woven.items():
-        stands = start[unit], advance[unit]
-        _write_woven(ids, units, unit, woven, stands, tau, rule)
-    following = rows.astype(dtype)
-    np.add.at(following, units.row, move)
-    if rule.origin == "zero" or dtype is not np.int64 or units.woven:
-        return ids, following, _delta(ids, following, rows, rule.delta, padded)
-    # Text never falls, so what stands highest is the last token or a cell of some unit.
-    highest = following.copy()
-    np.maximum.at(highest, units.row, start + reach + 1)
-    return ids, following, _delta(highest, following, rows, rule.delta, padded)
-
-
-def _write_woven(
-    ids: Array,
-    units: Units,
-    unit: int,
-    woven: Woven,
-    stands: tuple[float, float],
-    tau: Array,
-    rule: Rule,
-) -> None:
-    """Write the ids of a clip with sound: its cells as if they stood side by side, then what stands between them.
-
-    Args:
-        ids: `[axes, tokens]`, written in place.
-        units: grids and rows.
-        unit: which of them.
-        woven: its tokens.
-        stands: position s of the clip, and by how much it moves what follows.
-        tau: `[sum of frames]` time offset of every frame of every unit.
-        rule: the position rule.
-    """
-    position, advance = stands
-    alone = units.alone(unit)
-    frames = np.cumsum(units.shape[:, 0])
-    mine = tau[frames[unit] - units.shape[unit, 0] : frames[unit]]
-    start = np.array([position], dtype=ids.dtype)
-    pieces = pieces_of(alone, alone.sizes, np.zeros_like(start))
-    inside = line_ids(pieces, start, mine, rule, None)  # a rule that weaves counts no index
-    ids[:, units.start[unit] + woven.cells] = inside
-    woven.write(ids, units.start[unit], position, position + advance)
-
-
-def _delta(highest: Array, following: Array, lengths: Array, delta: Delta, padded: int) -> Array:
-    """Return `[b]` what decoding adds to a token count.
-
-    Args:
-        highest: `[b]` one past the largest id of each row; or the ids themselves, `[axes, tokens]`.
-        following: `[b]` next position.
-        lengths: `[b]` tokens of each row.
-        delta: the convention.
-        padded: length of the padded row.
-    """
-    if delta.from_ == "none":
-        return np.zeros_like(following)
-    base = following
-    if delta.from_ == "max" and highest.ndim == 2:
-        base, filled = np.zeros_like(following), lengths > 0
-        if filled.any():
-            row_start = (np.cumsum(lengths) - lengths)[filled]
-            base[filled] = np.maximum.reduceat(highest, row_start, axis=1).max(0) + 1
-    elif delta.from_ == "max":
-        base = highest
-    taken: Array = np.full_like(lengths, padded) if delta.minus == "padded" else lengths
-    return base - taken
+def _sent(part: Array | LinePlan, device: torch.device) -> Tensor:
+    """Return what was built on the host as a tensor on a device, without waiting for it."""
+    if isinstance(part, LinePlan):
+        return part.to(device).ids()
+    tensor = torch.from_numpy(part)
+    return tensor if device.type == "cpu" else tensor.to(device, non_blocking=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import Tensor
@@ -13,9 +12,9 @@ from visionpos.errors import PositionError
 from visionpos.geometry import Rotation, angles, ladder
 from visionpos.geometry.arguments import checked
 from visionpos.geometry.freqs import on_axis
+from visionpos.kernels.choices import Accuracy
 from visionpos.vlm.language import LanguageSpec, axis_table
 
-Accuracy = Literal["reference", "exact"]
 EXACT_BEYOND = 2**17  # float32 angles lose more than 0.01 rad from here on
 VISIBLE_RADIANS = 0.1  # an axis that turns less over a grid hardly tells its cells apart
 

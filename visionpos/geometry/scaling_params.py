@@ -1,0 +1,288 @@
+"""Rope parameters: what transformers keeps in a config about a ladder and its stretching, read and written.
+
+Flat data gives one `RopeParams`; data nested by layer type (Gemma 3: sliding_attention, full_attention) one a type.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from visionpos.errors import ConfigError
+from visionpos.geometry.fields import check_fields
+from visionpos.geometry.freqs import ladder
+from visionpos.geometry.grid import is_whole
+from visionpos.geometry.ranges import check_theta
+from visionpos.geometry.scaling import (
+    DynamicNtk,
+    Linear,
+    Llama3,
+    LongRope,
+    NtkAlpha,
+    Proportional,
+    Scaling,
+)
+from visionpos.geometry.yarn import Yarn
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+_PLAIN = ("default", "mrope", "xdrope", None)
+_ORIGINAL = "original_max_position_embeddings"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RopeParams:
+    """A ladder and how it is stretched.
+
+    Args:
+        theta: ladder base.
+        share: share of a head's channels that turn, by a ladder of their own (partial_rotary_factor); 1 with
+            proportional scaling, which has a share of its own.
+        scaling: how the ladder is stretched; None for not at all.
+
+    Raises:
+        ConfigError: if theta is not above 0, or share not above 0 and at most 1.
+    """
+
+    theta: float
+    share: float = 1.0
+    scaling: Scaling | None = None
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        check_theta(self.theta)
+        if not 0 < self.share <= 1:
+            raise ConfigError(
+                f"share is {self.share}; a share of channels above 0 and at most 1 is required. Read "
+                "partial_rotary_factor from the config."
+            )
+
+    def frequencies(
+        self,
+        head_dim: int,
+        *,
+        length: int | None = None,
+        dtype: torch.dtype = torch.float32,
+    ) -> Tensor:
+        """Return `[1, pairs]` radians per position: freqs of one axis.
+
+        Args:
+            head_dim: channels of a head.
+            length: tokens of the document, largest position + 1; None for the trained length.
+            dtype: float32, or float64 for positions beyond 2**17.
+
+        Raises:
+            ConfigError: if an odd number of channels would turn, or lists of divisors have another length.
+
+        Example:
+            >>> RopeParams(theta=1e4, share=0.5, scaling=Linear(factor=2.0)).frequencies(8)
+            tensor([[0.5000, 0.0050]])
+        """
+        turning = int(head_dim * self.share) if is_whole(head_dim) else 0
+        if turning < 2 or turning % 2:
+            raise ConfigError(
+                f"head_dim is {head_dim!r} and share {self.share}, so {turning} channels turn; an even number, at "
+                "least 2, is required. Read both from the checkpoint."
+            )
+        if self.scaling is None:
+            return ladder(turning // 2, theta=self.theta, dtype=dtype).unsqueeze(0)
+        rule = self.scaling if length is None else self.scaling.at_length(length)
+        return rule.frequencies(turning // 2, self.theta, dtype).unsqueeze(0)
+
+    @property
+    def gain(self) -> float:
+        """Return what cos and sin are multiplied by, so that q . k gets its square."""
+        return 1.0 if self.scaling is None else self.scaling.gain
+
+
+def read_rope_parameters(
+    data: Mapping[str, Any],
+    *,
+    theta: float | None = None,
+    share: float | None = None,
+    positions: int | None = None,
+    original: int | None = None,
+) -> RopeParams | dict[str, RopeParams]:
+    """Return what rope parameters of transformers say, in the form before version 5 (rope_scaling) and since.
+
+    Args:
+        data: `rope_parameters` or `rope_scaling` of a config, flat, or nested by layer type.
+        theta: `rope_theta` of the config, where the data lack it.
+        share: `partial_rotary_factor` of the config, where the data lack it.
+        positions: `max_position_embeddings` of the config.
+        original: `original_max_position_embeddings` of the config itself (Phi-3), which wins over that of the data.
+
+    Returns:
+        One `RopeParams`, or a dict of them by layer type; types without rotation (None) are left out.
+
+    Raises:
+        ConfigError: for an unknown type, a missing factor, theta, list or trained length, or a number out of range.
+
+    Example:
+        >>> read_rope_parameters({"rope_type": "linear", "factor": 4.0, "rope_theta": 10000.0})
+        RopeParams(theta=10000.0, share=1.0, scaling=Linear(kind='linear', factor=4.0))
+
+    Reference:
+        transformers modeling_rope_utils. Deliberate difference: there `truncate` of YaRN is read from the top level
+        only, so nested parameters lose it (5.24); here it is read where it stands.
+    """
+    if not isinstance(data, Mapping):
+        raise ConfigError(
+            f"rope parameters are {data!r}; a mapping is required. Pass config.rope_parameters."
+        )
+    told = {"rope_theta": theta, "partial_rotary_factor": share, "max": positions, _ORIGINAL: None}
+    layers = {name: part for name, part in data.items() if isinstance(part, Mapping)}
+    if layers and all(part is None or name in layers for name, part in data.items()):
+        return {name: _read(part, told, original) for name, part in layers.items()}
+    return _read(data, told, original)
+
+
+def _read(data: Mapping[str, Any], told: Mapping[str, Any], original: int | None) -> RopeParams:
+    """Return the parameters of flat data; what the config itself says stands behind what the data say."""
+    given = {**told, **{name: value for name, value in data.items() if value is not None}}
+    if original is not None:
+        given[_ORIGINAL] = original
+    if given["rope_theta"] is None:
+        raise ConfigError(
+            "rope parameters have no rope_theta; a ladder base is required. Pass theta=config.rope_theta."
+        )
+    scaling = _scaling(given)
+    share = given["partial_rotary_factor"]
+    whole = share is None or isinstance(scaling, Proportional)
+    return RopeParams(theta=given["rope_theta"], share=1.0 if whole else share, scaling=scaling)
+
+
+def _scaling(given: Mapping[str, Any]) -> Scaling | None:
+    """Return how the ladder is stretched."""
+    kind = given.get("rope_type", given.get("type"))
+    if kind in ("dynamic", "xdrope") and given.get("alpha"):
+        return NtkAlpha(alpha=given["alpha"])
+    if kind in _PLAIN:
+        return None
+    if kind not in _READERS:
+        raise ConfigError(
+            f"rope_type is {kind!r}; one of default, {', '.join(_READERS)} is required. Correct the config."
+        )
+    return _READERS[kind](given)
+
+
+def _linear(given: Mapping[str, Any]) -> Linear:
+    return Linear(factor=_required(given, "factor"))
+
+
+def _dynamic(given: Mapping[str, Any]) -> DynamicNtk:
+    return DynamicNtk(factor=_required(given, "factor"), original_positions=_required(given, "max"))
+
+
+def _llama3(given: Mapping[str, Any]) -> Llama3:
+    names = ("factor", "low_freq_factor", "high_freq_factor")
+    found = {name: _required(given, name) for name in names}
+    return Llama3(original_positions=_original(given), **found)
+
+
+def _proportional(given: Mapping[str, Any]) -> Proportional:
+    share = given["partial_rotary_factor"]
+    return Proportional(share=1.0 if share is None else share, factor=given.get("factor", 1.0))
+
+
+def _longrope(given: Mapping[str, Any]) -> LongRope:
+    return LongRope(
+        short_factor=tuple(_required(given, "short_factor")),
+        long_factor=tuple(_required(given, "long_factor")),
+        original_positions=_original(given),
+        factor=max(_factor(given), 1.0),
+        attention_factor=given.get("attention_factor"),
+    )
+
+
+def _yarn(given: Mapping[str, Any]) -> Yarn:
+    """Return YaRN; betas of 0 mean the usual ones, as in transformers."""
+    betas = {name: given[name] for name in ("beta_fast", "beta_slow") if given.get(name)}
+    names = ("truncate", "attention_factor", "mscale", "mscale_all_dim")
+    named = {name: given[name] for name in names if name in given}
+    return Yarn(factor=_factor(given), original_positions=_original(given), **betas, **named)
+
+
+def _factor(given: Mapping[str, Any]) -> float:
+    """Return how many times longer the context is; the ratio of the two lengths where no factor stands."""
+    if given.get("factor") is not None:
+        return float(given["factor"])
+    return float(_required(given, "max")) / _original(given)
+
+
+def _original(given: Mapping[str, Any]) -> int:
+    """Return the trained length; the largest one where none stands, as in transformers."""
+    found: int = given[_ORIGINAL] if given[_ORIGINAL] is not None else given["max"]
+    if found is None:
+        raise ConfigError(
+            f"rope parameters of type {given.get('rope_type', given.get('type'))!r} have no {_ORIGINAL}; the trained "
+            "length is required. Pass positions=config.max_position_embeddings."
+        )
+    return found
+
+
+def _required(given: Mapping[str, Any], name: str) -> Any:
+    """Return an entry.
+
+    Raises:
+        ConfigError: if it is missing.
+    """
+    if given.get(name) is None:
+        called = "max_position_embeddings" if name == "max" else name
+        raise ConfigError(
+            f"rope parameters of type {given.get('rope_type', given.get('type'))!r} have no {called}; it is required. "
+            "Read it from the checkpoint's config."
+        )
+    return given[name]
+
+
+def write_rope_parameters(params: RopeParams) -> dict[str, Any]:
+    """Return rope parameters as transformers 5 keeps them: the inverse of `read_rope_parameters` on flat data.
+
+    Args:
+        params: a ladder and its stretching.
+
+    Raises:
+        ConfigError: for a rule that transformers has no type for: NTK with a fixed factor, YaRN over turns. A dynamic
+            rule also needs `max_position_embeddings` of the config set to its original_positions.
+
+    Example:
+        >>> write_rope_parameters(RopeParams(theta=1e4, scaling=Linear(factor=4.0)))
+        {'rope_theta': 10000.0, 'rope_type': 'linear', 'factor': 4.0}
+    """
+    rule = params.scaling
+    out: dict[str, Any] = {"rope_theta": params.theta}
+    if params.share != 1:
+        out["partial_rotary_factor"] = params.share
+    if rule is None:
+        return out | {"rope_type": "default"}
+    if isinstance(rule, NtkAlpha):
+        return out | {"rope_type": "dynamic", "alpha": rule.alpha}
+    if rule.kind not in _READERS or getattr(rule, "ramp", "pairs") != "pairs":
+        raise ConfigError(
+            f"scaling is {rule}; transformers has no rope_type for it. Use linear, yarn over pairs, or raise theta "
+            "itself."
+        )
+    out["rope_type"] = rule.kind
+    for field in fields(rule):
+        value, called = getattr(rule, field.name), _CALLED.get(field.name, field.name)
+        kept_elsewhere = rule.kind == "dynamic" and called == _ORIGINAL
+        if value is not None and not kept_elsewhere and called not in ("kind", "ramp"):
+            out[called] = list(value) if isinstance(value, tuple) else value
+    return out
+
+
+_READERS: dict[str, Callable[[Mapping[str, Any]], Scaling]] = {
+    "linear": _linear,
+    "dynamic": _dynamic,
+    "yarn": _yarn,
+    "llama3": _llama3,
+    "longrope": _longrope,
+    "proportional": _proportional,
+}
+
+_CALLED = {"original_positions": _ORIGINAL, "share": "partial_rotary_factor"}
