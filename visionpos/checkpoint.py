@@ -1,6 +1,7 @@
 """Weights with their position lineage: safetensors whose header says which scheme, grids and recipe made them.
 
-Tensors and a Lineage enter and leave; nothing is unpickled or evaluated, and a file is either whole or absent.
+Tensors and a Lineage enter and leave; nothing is unpickled or evaluated, and a file is either whole or absent. A
+lineage record (retrofit.lineage_record) may stand beside the Lineage, as one more JSON text.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+RECORD_KEY = "visionpos_record"
 _KEY = "visionpos"
 _FORMAT = 1
 _HISTORY = (
@@ -69,13 +71,19 @@ class Lineage:
         return plain
 
 
-def save(path: str | Path, tensors: Mapping[str, Tensor], lineage: Lineage) -> None:
+def save(
+    path: str | Path,
+    tensors: Mapping[str, Tensor],
+    lineage: Lineage,
+    record: Mapping[str, Any] | None = None,
+) -> None:
     """Write tensors and lineage to one safetensors file, whole or not at all.
 
     Args:
         path: file to write; an existing file is replaced only after the new one is complete, and keeps its permissions.
         tensors: name -> tensor; shared storage is written once a name.
         lineage: goes into the header.
+        record: JSON data that goes beside it.
 
     Raises:
         PositionError: if the folder does not exist or cannot be written.
@@ -92,6 +100,8 @@ def save(path: str | Path, tensors: Mapping[str, Tensor], lineage: Lineage) -> N
             f"path {target} is in no existing folder; create {target.parent} first."
         )
     header = {_KEY: json.dumps({"format": _FORMAT, **lineage.data()}, sort_keys=True)}
+    if record is not None:
+        header[RECORD_KEY] = json.dumps(record, sort_keys=True, allow_nan=False)
     separate = {name: tensor.detach().clone().contiguous() for name, tensor in tensors.items()}
     draft = target.with_name(
         f".{secrets.token_hex(8)}.draft"
@@ -128,17 +138,7 @@ def read_lineage(path: str | Path) -> Lineage:
     Raises:
         PositionError: as `load`.
     """
-    if not Path(path).is_file():
-        raise PositionError(
-            f"path {path} is no file; give a .safetensors file written by visionpos."
-        )
-    try:
-        with safe_open(str(path), framework="pt") as file:
-            header = (file.metadata() or {}).get(_KEY)
-    except (OSError, SafetensorError) as error:
-        raise PositionError(
-            f"path {path} is no whole safetensors file ({error}); write it again."
-        ) from None
+    header = _metadata(path).get(_KEY)
     if header is None:
         raise PositionError(
             f"path {path} carries no position lineage; it was not written by visionpos. Load it with safetensors, and "
@@ -147,17 +147,45 @@ def read_lineage(path: str | Path) -> Lineage:
     return _parse_lineage(header, str(path))
 
 
+def read_record(path: str | Path) -> str | None:
+    """Return the JSON text of the lineage record in a file's header, None where there is none.
+
+    Raises:
+        PositionError: if the file is missing, truncated or no safetensors.
+    """
+    return _metadata(path).get(RECORD_KEY)
+
+
+def _metadata(path: str | Path) -> dict[str, str]:
+    """Return the texts in a file's header."""
+    if not Path(path).is_file():
+        raise PositionError(
+            f"path {path} is no file; give a .safetensors file written by visionpos."
+        )
+    try:
+        with safe_open(str(path), framework="pt") as file:
+            return dict(file.metadata() or {})
+    except (OSError, SafetensorError) as error:
+        raise PositionError(
+            f"path {path} is no whole safetensors file ({error}); write it again."
+        ) from None
+
+
 def _parse_lineage(header: str, path: str) -> Lineage:
     """Return the lineage of a header, refusing other formats and shapes."""
     try:
         data = json.loads(header)
+        if not isinstance(data, dict) or "format" not in data:
+            raise TypeError("field format is missing")
         version = data.pop("format")
         if version != _FORMAT:  # before anything else: another version has other fields
             raise PositionError(
                 f"path {path} has lineage format {version}; this version reads {_FORMAT}. Update visionpos."
             )
         for name in ("image_size_hw", "grid_hw"):
-            data[name] = None if data.get(name) is None else tuple(data[name])
+            sides = data.get(name)
+            _check_kind(name, [] if sides is None else sides, list)
+            data[name] = None if sides is None else tuple(sides)
         lineage = Lineage(**data)
         _check_shape(lineage)
     except PositionError:
@@ -171,14 +199,19 @@ def _parse_lineage(header: str, path: str) -> Lineage:
 
 def _check_shape(lineage: Lineage) -> None:
     """Refuse fields of another kind than the schema's, as a tampered header may hold."""
-    maps = (lineage.tables, lineage.encodings, lineage.build, lineage.windows)
-    if not all(isinstance(part, dict) for part in maps) or not isinstance(lineage.model, str):
-        raise TypeError("a field has another kind than it must")
-    entries = [*lineage.tables.values(), *lineage.encodings.values()]
-    if not all(isinstance(entry, dict) for entry in entries):
-        raise TypeError("an entry is no mapping")
-    if not all(isinstance(entry.get("spec"), dict) for entry in lineage.encodings.values()):
-        raise TypeError("an encoding has no spec")
+    for name, kind in (("model", str), ("tables", dict), ("encodings", dict), ("build", dict)):
+        _check_kind(name, getattr(lineage, name), kind)
+    _check_kind("windows", lineage.windows, dict)
+    for name in ("tables", "encodings"):
+        for key, entry in getattr(lineage, name).items():
+            _check_kind(f"{name}.{key}", entry, dict)
+    for key, entry in lineage.encodings.items():
+        _check_kind(f"encodings.{key}.spec", entry.get("spec"), dict)
+
+
+def _check_kind(name: str, value: Any, kind: type) -> None:
+    if not isinstance(value, kind):
+        raise TypeError(f"field {name} is {value!r:.40}, {kind.__name__} is required")
 
 
 def differences(found: Lineage, expected: Lineage) -> list[str]:

@@ -101,15 +101,25 @@ def shipped(folder: str) -> dict[str, Traversable]:
     """Return name -> file of the YAML files that come with the package, sorted by name.
 
     Args:
-        folder: "dialects", "encodings", "hf", "retrofit" or "vlm".
+        folder: "audit", "dialects", "encodings", "hf", "retrofit" or "vlm".
     """
-    root: Traversable = resources.files("visionpos") / "configs"
-    if not root.is_dir():  # an editable install reads the checkout
-        root = Path(__file__).resolve().parent.parent / "configs"
-    files = [item for item in (root / folder).iterdir() if item.name.endswith(".yaml")]
+    files = [item for item in (_configs() / folder).iterdir() if item.name.endswith(".yaml")]
     return {
         item.name.removesuffix(".yaml"): item for item in sorted(files, key=lambda item: item.name)
     }
+
+
+def shipped_json(folder: str, name: str) -> Data:
+    """Return the data of a JSON file that comes with the package, such as ("audit", "lineage.schema")."""
+    text = (_configs() / folder / f"{name}.json").read_text(encoding="utf-8")
+    return cast("Data", json.loads(text))
+
+
+def _configs() -> Traversable:
+    root: Traversable = resources.files("visionpos") / "configs"
+    if not root.is_dir():  # an editable install reads the checkout
+        root = Path(__file__).resolve().parent.parent / "configs"
+    return root
 
 
 def overlay(base: Mapping[str, Any], over: Mapping[str, Any]) -> Data:
@@ -249,6 +259,20 @@ def load_encoding(name: str | Path, *, overrides: Sequence[str] = ()) -> Encodin
             f"{source}: {fault}; the top level holds `encoding:` and, if wanted, `about:`."
         )
     return encoding_spec(data["encoding"], source=source)
+
+
+def load_data(name: str | Path, folder: str) -> Data:
+    """Return the plain mapping in a shipped YAML (by name) or in a file (by path).
+
+    Args:
+        name: a name from `shipped(folder)`, or a path to a YAML file.
+        folder: as in `shipped`.
+
+    Raises:
+        ConfigError: if there is no such name or file, or it holds no mapping.
+    """
+    text, source = _read(name, folder)
+    return read_yaml(text, source=source)
 
 
 def _read(name: str | Path, folder: str) -> tuple[str, str]:

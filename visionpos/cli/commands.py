@@ -15,10 +15,14 @@ import typer
 from rich.console import Console
 
 from visionpos import config
+from visionpos.cli.atlas import atlas
+from visionpos.cli.auditing import audit
 from visionpos.cli.covered import show_coverage
 from visionpos.cli.drawing import draw_photos
 from visionpos.cli.fillings import check_company, difference, shipped_rows
 from visionpos.cli.inputs import hushed, model_of, origin, segment, size_hw_of
+from visionpos.cli.lineages import lineage_app
+from visionpos.cli.pages import check_page, stream_html, write_page
 from visionpos.cli.planned import family_rows, family_table, plan_rows
 from visionpos.cli.show import show, show_stream, steps, write_json, write_line
 from visionpos.errors import PositionError
@@ -255,11 +259,17 @@ def stream(
         Path | None,
         typer.Option(help="PNG to write: photos with views, rows, breaks and token numbers."),
     ] = None,
+    html: Annotated[
+        Path | None,
+        typer.Option(help="HTML page to write: every token, its ids and its place on the photo."),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Print the plan, token stream and position ids of a prompt made of text, photos and videos."""
     from visionpos.vlm import Text, family
 
+    if html is not None:
+        check_page(html)
     fam = family(family_name, dialect=dialect, variant=variant)
     segments: list[Any] = [Text(text)] if text else []
     with steps() as step, hushed():
@@ -273,11 +283,14 @@ def stream(
     if draw is not None:
         with hushed():
             drawing = draw_photos(draw, media or [], segments, fam, tokens)
-    show_stream(
-        tokens,
-        None if fam.spec.rule is None else fam.position_ids(tokens),
-        plan_rows(fam, segments),
-        drawing,
-        as_json=as_json,
-        title=f"{fam.name}, dialect {fam.dialect}" + (f", variant {variant}" if variant else ""),
-    )
+    pos = None if fam.spec.rule is None else fam.position_ids(tokens)
+    title = f"{fam.name}, dialect {fam.dialect}" + (f", variant {variant}" if variant else "")
+    if html is not None:
+        with hushed():
+            write_page(html, stream_html(media or [], segments, fam, tokens, pos, title=title))
+    show_stream(tokens, pos, plan_rows(fam, segments), drawing, as_json=as_json, title=title)
+
+
+app.command()(atlas)
+app.command()(audit)
+app.add_typer(lineage_app, name="lineage")

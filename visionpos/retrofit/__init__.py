@@ -7,6 +7,7 @@ from visionpos.retrofit.describe import Part, describe, lineage
 from visionpos.retrofit.dynamic import make_dynamic
 from visionpos.retrofit.fade import fade_table, lift_table
 from visionpos.retrofit.freeze import freeze
+from visionpos.retrofit.lineage_record import lineage_record, read_record
 from visionpos.retrofit.models import create, restore
 from visionpos.retrofit.optim import parameter_groups
 from visionpos.retrofit.patches import adapt_channels
@@ -40,9 +41,11 @@ __all__ = [
     "grid_of",
     "lift_table",
     "lineage",
+    "lineage_record",
     "load",
     "make_dynamic",
     "parameter_groups",
+    "read_record",
     "recipe_for",
     "resize",
     "restore",

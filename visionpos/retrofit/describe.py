@@ -11,6 +11,7 @@ from visionpos.encodings import Additive
 from visionpos.errors import PositionError
 from visionpos.retrofit.attach import attachments
 from visionpos.retrofit.lineage import lineage
+from visionpos.retrofit.lineage_record import record_kept, record_line
 from visionpos.retrofit.ports import ports_of
 from visionpos.retrofit.recipes import recipe_for
 from visionpos.retrofit.records import recipe_of_table, record_of
@@ -52,8 +53,8 @@ class Part:
 
     Args:
         kind: "table" (absolute), "abs_tiled", "rel_table", "abs_offset", "axis_table", "log_mlp", "offset_feature",
-            "rotary", "fourier", "conv", "lambda", "index_lookup", "attached", "ports", or "unknown" for what looks
-            positional and has no row.
+            "rotary", "fourier", "conv", "lambda", "index_lookup", "attached", "ports", "lineage" for the record of the
+            file that the model was loaded from, or "unknown" for what looks positional and has no row.
         path: where it is on the model.
         shape: size of its parameter, () if it has none.
         grid_hw: grid or window it serves, or None if it serves any.
@@ -93,6 +94,7 @@ def describe(model: nn.Module) -> list[Part]:
     prefix = prefix_of(whole) if known else 0
     parts += [_attached(name, part, prefix) for name, part in attachments(model).items()]
     parts += _ports(whole, known=known)
+    parts += _lineage(whole)
     return parts + list(_unknown(whole, known=known))
 
 
@@ -246,6 +248,15 @@ def _ports(model: Any, *, known: bool) -> list[Part]:
             detail=f"{len(ports)} attentions, {heads}, q and k after {taps}",
         )
     ]
+
+
+def _lineage(model: Any) -> list[Part]:
+    """Return one row for the lineage record that a model was loaded with, none if there is none."""
+    record = record_kept(model)
+    if record is None:
+        return []
+    detail = record_line(record)
+    return [Part(kind="lineage", path="", shape=(), grid_hw=None, prefix=0, detail=detail)]
 
 
 def _alternatives(numbers: list[int]) -> str:

@@ -15,6 +15,12 @@ from visionpos.retrofit.attach import attachments
 from visionpos.retrofit.kinds import check_kinds, check_model
 from visionpos.retrofit.layouts import check_rows
 from visionpos.retrofit.lineage import lineage
+from visionpos.retrofit.lineage_record import (
+    keep_record,
+    lineage_record,
+    read_record,
+    record_of_tensors,
+)
 from visionpos.retrofit.patches import kernel_record
 from visionpos.retrofit.paths import find
 from visionpos.retrofit.records import TableRecord, records_of, remember
@@ -23,29 +29,39 @@ from visionpos.retrofit.sizes import check_thawed
 from visionpos.retrofit.tables import Table, tables_of
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from torch import Tensor, nn
 
 _SOURCE = "visionpos_source."
 _FIRST = f"{_SOURCE}table"  # what the first version called the source of the model's only table
 
 
-def save(model: nn.Module, path: str | Path, *, source: str = "") -> None:
+def save(
+    model: nn.Module,
+    path: str | Path,
+    *,
+    source: str = "",
+    record: Mapping[str, Any] | None = None,
+) -> None:
     """Write a model's state dict and lineage to a safetensors file, whole or not at all.
 
     Args:
         model: a timm model whose class has a row in the seam table, attached and resized as it may be.
         path: file to write.
         source: free text for the lineage: the checkpoint these weights started from.
+        record: laid on the lineage record: phase and step of the run, what it was trained on, rows of an audit; see
+            `lineage_record`. The record of the file that the model came from is carried on.
 
     Raises:
-        PositionError: if the file cannot be written.
+        PositionError: if the file cannot be written, or the record breaks its schema.
     """
     check_kinds("path", path, str, Path)
     check_thawed(model, "saved with a lineage")
-    found = lineage(model, source=source)
+    found, told = lineage(model, source=source), lineage_record(model, record)
     tensors = dict(model.state_dict())
     tensors |= {f"{_SOURCE}{path}": record.source for path, record in records_of(model).items()}
-    checkpoint.save(path, tensors, found)
+    checkpoint.save(path, tensors, found, record_of_tensors(told, tensors))
 
 
 def load(model: nn.Module, path: str | Path) -> checkpoint.Lineage:
@@ -65,6 +81,7 @@ def load(model: nn.Module, path: str | Path) -> checkpoint.Lineage:
     check_model(model)
     check_kinds("path", path, str, Path)
     tensors, found = checkpoint.load(path)
+    told = read_record(path)
     sources = _sources(model, tensors)
     checkpoint.check(found, lineage(model), path=path)
     strengths = _strengths(model, found)
@@ -91,9 +108,10 @@ def load(model: nn.Module, path: str | Path) -> checkpoint.Lineage:
     model.load_state_dict(tensors)
     for name, value in strengths.items():
         attachments(model)[name].set_strength(value)
-    for path, record in recalled.items():
+    for at, record in recalled.items():
         assert record is not None  # noqa: S101 (a file with a fault was refused above)
-        remember(model, path, replace(record, resized=find(model, path).detach().clone()))
+        remember(model, at, replace(record, resized=find(model, at).detach().clone()))
+    keep_record(model, told)
     return found
 
 
