@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from visionpos.errors import ConfigError, PositionError
+from visionpos.geometry.rope_params import RopeParams
 from visionpos.geometry.scaling import (
     DynamicNtk,
     Linear,
@@ -21,11 +22,7 @@ from visionpos.geometry.scaling import (
     NtkAlpha,
     Proportional,
 )
-from visionpos.geometry.scaling_params import (
-    RopeParams,
-    read_rope_parameters,
-    write_rope_parameters,
-)
+from visionpos.geometry.scaling_params import read_rope_parameters, write_rope_parameters
 from visionpos.geometry.yarn import Yarn
 
 F32 = torch.float32

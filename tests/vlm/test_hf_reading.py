@@ -148,6 +148,7 @@ def test_serves_every_type_of_the_installed_transformers() -> None:
 @pytest.mark.parametrize("gains", [
     {"mscale": 1.0, "mscale_all_dim": 0.5}, {"mscale": 1.0, "mscale_all_dim": 1.0}, {"mscale": 0.7},
     {"mscale": 1.0, "mscale_all_dim": 0.5, "attention_factor": 1.3}, {"mscale": 1.0, "mscale_all_dim": 0.0},
+    {"truncate": False},
 ])  # fmt: skip
 def test_reference_gain_and_ladder_of_yarn(gains: dict[str, float]) -> None:
     """What transformers makes of the gains that DeepSeek's configs bring along."""
@@ -172,7 +173,7 @@ def test_reference_gain_and_ladder_of_yarn(gains: dict[str, float]) -> None:
     ({"partial_rotary_factor": "0.5"}, r"partial_rotary_factor is '0\.5'; a number"),
     ({"rope_scaling": {"type": "mrope", "mrope_section": 64}}, r"sections are 64; a list"),
     ({"rope_scaling": {"type": "yarn", "factor": "4"}}, r"factor is '4'; a number"),
-    ({"rope_scaling": {"type": "yarn", "factor": 4.0, "truncate": False}}, r"truncate is False with yarn"),
+    ({"rope_scaling": {"type": "yarn", "factor": 4.0}}, r"no original_max_position_embeddings; the trained length"),
     ({"vision_config": {"patch_size": "16"}}, r"patch_size is '16'; a whole number"),
     ({"vision_config": {"patch_size": [16, 16]}}, r"patch_size is \[16, 16\]; a whole number"),
     ({"vision_config": {"spatial_merge_size": True}}, r"spatial_merge_size is True; a whole number"),

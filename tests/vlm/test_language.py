@@ -190,3 +190,26 @@ def test_every_family_s_layout_has_an_axis_a_row_of_ids() -> None:
         if fam.spec.language is not None:
             assert fam.spec.rule is not None
             assert fam.spec.language.axes == len(fam.spec.rule.axes), name
+
+
+@pytest.mark.parametrize(
+    ("scaling", "message"),
+    [
+        ({"factor": 2.0}, r"language.scaling is .* no kind"),
+        ({"kind": "dynamic", "factor": 2.0, "original_positions": 64}, "scaling"),
+    ],
+)
+def test_scaling_says_its_kind_and_is_the_same_at_every_length(
+    scaling: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        family("qwen2_5_vl", overlay={"language": {"scaling": scaling}})
+
+
+def test_llama3_stretches_a_family() -> None:
+    data = {"kind": "llama3", "factor": 8.0, "original_positions": 8192}
+    fam = family("qwen2_5_vl", overlay={"language": {"scaling": data}})
+    plain = family("qwen2_5_vl").frequencies.sum(0)
+    share = fam.frequencies.sum(0) / plain
+    assert float(share[0]) == 1.0
+    assert float(share[-1]) == pytest.approx(1 / 8)

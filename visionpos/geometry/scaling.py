@@ -270,4 +270,5 @@ class Proportional(Stretch):
         return freqs
 
 
-Scaling = Linear | Ntk | NtkAlpha | DynamicNtk | Yarn | Llama3 | LongRope | Proportional
+FixedScaling = Linear | Ntk | NtkAlpha | Yarn | Llama3 | Proportional  # the same at every length
+Scaling = FixedScaling | DynamicNtk | LongRope

@@ -5,17 +5,13 @@ Flat data gives one `RopeParams`; data nested by layer type (Gemma 3: sliding_at
 
 from __future__ import annotations
 
+import numbers
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from visionpos.errors import ConfigError
-from visionpos.geometry.fields import check_fields
-from visionpos.geometry.freqs import ladder
-from visionpos.geometry.grid import is_whole
-from visionpos.geometry.ranges import check_theta
+from visionpos.geometry.rope_params import RopeParams
 from visionpos.geometry.scaling import (
     DynamicNtk,
     Linear,
@@ -28,75 +24,28 @@ from visionpos.geometry.scaling import (
 from visionpos.geometry.yarn import Yarn
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    pass
 
 _PLAIN = ("default", "mrope", "xdrope", None)
 _ORIGINAL = "original_max_position_embeddings"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RopeParams:
-    """A ladder and how it is stretched.
-
-    Args:
-        theta: ladder base.
-        share: share of a head's channels that turn, by a ladder of their own (partial_rotary_factor); 1 with
-            proportional scaling, which has a share of its own.
-        scaling: how the ladder is stretched; None for not at all.
-
-    Raises:
-        ConfigError: if theta is not above 0, or share not above 0 and at most 1.
-    """
-
-    theta: float
-    share: float = 1.0
-    scaling: Scaling | None = None
-
-    def __post_init__(self) -> None:
-        check_fields(self)
-        check_theta(self.theta)
-        if not 0 < self.share <= 1:
-            raise ConfigError(
-                f"share is {self.share}; a share of channels above 0 and at most 1 is required. Read "
-                "partial_rotary_factor from the config."
-            )
-
-    def frequencies(
-        self,
-        head_dim: int,
-        *,
-        length: int | None = None,
-        dtype: torch.dtype = torch.float32,
-    ) -> Tensor:
-        """Return `[1, pairs]` radians per position: freqs of one axis.
-
-        Args:
-            head_dim: channels of a head.
-            length: tokens of the document, largest position + 1; None for the trained length.
-            dtype: float32, or float64 for positions beyond 2**17.
-
-        Raises:
-            ConfigError: if an odd number of channels would turn, or lists of divisors have another length.
-
-        Example:
-            >>> RopeParams(theta=1e4, share=0.5, scaling=Linear(factor=2.0)).frequencies(8)
-            tensor([[0.5000, 0.0050]])
-        """
-        turning = int(head_dim * self.share) if is_whole(head_dim) else 0
-        if turning < 2 or turning % 2:
-            raise ConfigError(
-                f"head_dim is {head_dim!r} and share {self.share}, so {turning} channels turn; an even number, at "
-                "least 2, is required. Read both from the checkpoint."
-            )
-        if self.scaling is None:
-            return ladder(turning // 2, theta=self.theta, dtype=dtype).unsqueeze(0)
-        rule = self.scaling if length is None else self.scaling.at_length(length)
-        return rule.frequencies(turning // 2, self.theta, dtype).unsqueeze(0)
-
-    @property
-    def gain(self) -> float:
-        """Return what cos and sin are multiplied by, so that q . k gets its square."""
-        return 1.0 if self.scaling is None else self.scaling.gain
+_CALLED = {
+    "original_positions": _ORIGINAL,
+    "share": "partial_rotary_factor",
+    "max": "max_position_embeddings",
+}
+_NUMBERS = (
+    *(
+        "rope_theta",
+        "partial_rotary_factor",
+        "max",
+        "factor",
+        "alpha",
+        _ORIGINAL,
+        "beta_fast",
+        "beta_slow",
+    ),
+    *("attention_factor", "mscale", "mscale_all_dim", "low_freq_factor", "high_freq_factor"),
+)
 
 
 def read_rope_parameters(
@@ -146,6 +95,12 @@ def _read(data: Mapping[str, Any], told: Mapping[str, Any], original: int | None
     given = {**told, **{name: value for name, value in data.items() if value is not None}}
     if original is not None:
         given[_ORIGINAL] = original
+    for name in _NUMBERS:
+        value = given.get(name)
+        if isinstance(value, bool) or not isinstance(value, numbers.Real | None):
+            raise ConfigError(
+                f"{_CALLED.get(name, name)} is {value!r}; a number is required. Correct the config."
+            )
     if given["rope_theta"] is None:
         raise ConfigError(
             "rope parameters have no rope_theta; a ladder base is required. Pass theta=config.rope_theta."
@@ -211,7 +166,7 @@ def _factor(given: Mapping[str, Any]) -> float:
     """Return how many times longer the context is; the ratio of the two lengths where no factor stands."""
     if given.get("factor") is not None:
         return float(given["factor"])
-    return float(_required(given, "max")) / _original(given)
+    return float(_required(given, "max") / _original(given))
 
 
 def _original(given: Mapping[str, Any]) -> int:
@@ -232,10 +187,9 @@ def _required(given: Mapping[str, Any], name: str) -> Any:
         ConfigError: if it is missing.
     """
     if given.get(name) is None:
-        called = "max_position_embeddings" if name == "max" else name
         raise ConfigError(
-            f"rope parameters of type {given.get('rope_type', given.get('type'))!r} have no {called}; it is required. "
-            "Read it from the checkpoint's config."
+            f"rope parameters of type {given.get('rope_type', given.get('type'))!r} have no {_CALLED.get(name, name)}; "
+            "it is required. Read it from the checkpoint's config."
         )
     return given[name]
 
@@ -284,5 +238,3 @@ _READERS: dict[str, Callable[[Mapping[str, Any]], Scaling]] = {
     "longrope": _longrope,
     "proportional": _proportional,
 }
-
-_CALLED = {"original_positions": _ORIGINAL, "share": "partial_rotary_factor"}

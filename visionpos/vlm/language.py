@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from visionpos.errors import ConfigError, PositionError
+from visionpos.geometry.scaling import FixedScaling
 from visionpos.geometry.sections import clamped_axes, section_axes
-from visionpos.vlm.scaling import Scaling
 
 SectionOrder = Literal["contiguous", "interleaved", "alternating", "greedy", "pattern", "heads"]
 
@@ -31,7 +31,7 @@ class LanguageSpec:
             (MM-RoPE). "heads": all pairs of a key-value head belong to one axis, heads left over do not turn (MHRoPE).
         pairing: which two channels turn together.
         rotary_dim: channels that turn; all of them where the YAML says nothing.
-        scaling: how the ladder is stretched; None for not at all.
+        scaling: how the ladder is stretched, the same at every length; None for not at all.
         still: axes whose pairs do not turn (HoPE: time).
         kv_heads: key-value heads, for order "heads".
 
@@ -47,7 +47,7 @@ class LanguageSpec:
     order: SectionOrder
     pairing: Literal["half", "adjacent"]
     rotary_dim: int | None = None
-    scaling: Scaling | None = None
+    scaling: FixedScaling | None = None
     still: tuple[int, ...] = ()
     kv_heads: int | None = None
 

@@ -147,6 +147,17 @@ def _check_overlay(overlay: Any, depth: int = 0) -> None:
             _check_overlay(item, depth + 1)
 
 
+def _check_scaling(data: Mapping[str, Any], source: str) -> None:
+    """Refuse a scaling that does not say its kind: others might take its fields for theirs."""
+    language = data.get("language")
+    scaling = language.get("scaling") if isinstance(language, Mapping) else None
+    if isinstance(scaling, Mapping) and "kind" not in scaling:
+        raise ConfigError(
+            f"{source}: language.scaling is {dict(scaling)} and has no kind; it is required. Write kind: linear, ntk, "
+            "ntk_alpha, yarn, llama3 or proportional."
+        )
+
+
 def family_spec(data: Mapping[str, Any], *, source: str) -> FamilySpec:
     """Return the spec that resolved data describes.
 
@@ -158,6 +169,7 @@ def family_spec(data: Mapping[str, Any], *, source: str) -> FamilySpec:
         ConfigError: naming the key that is unknown, missing or out of range.
     """
     filled = dict(data)
+    _check_scaling(filled, source)
     untiled = filled.pop("untiled", None)
     if isinstance(filled.get("video"), Mapping):
         # What a clip does not say for itself it takes from the family's whole image.

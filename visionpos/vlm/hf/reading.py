@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import lru_cache
 from typing import Any
 
 from visionpos import config as configs
 from visionpos.errors import ConfigError, PositionError
 from visionpos.geometry.grid import is_whole
+from visionpos.geometry.scaling import FixedScaling, Proportional
+from visionpos.geometry.scaling_params import read_rope_parameters
 from visionpos.vlm.families import Family, family
 from visionpos.vlm.language import LanguageSpec
 from visionpos.vlm.loading import VENDOR
 from visionpos.vlm.rules import Rule
 
 TRANSFORMERS = "transformers"
-MSCALE_KEYS = ("mscale", "mscale_all_dim")  # gains of yarn, where both are said (DeepSeek)
 ORDER_KEYS = ("mrope_interleaved", "interleaved")  # whether axes take turns along the ladder
 GRID_KEYS = (("patch", "patch_size"), ("merge", "spatial_merge_size"))
 
@@ -224,7 +224,12 @@ def _language(data: Mapping[str, Any], served: Served, usual: LanguageSpec) -> d
     if sections:
         layout["sections"] = _sections(sections, served, usual)
     scaling = _scaling(rope, text)
-    return {**layout, **({} if scaling is None else {"scaling": scaling})}
+    if scaling is not None:
+        said = {name: value for name, value in asdict(scaling).items() if value is not None}
+        layout["scaling"] = said
+    if isinstance(scaling, Proportional):  # its ladder is that of the whole head
+        layout["rotary_dim"] = head
+    return layout
 
 
 def _sections(sections: Any, served: Served, usual: LanguageSpec) -> list[Any]:
@@ -252,28 +257,17 @@ def _check_order(rope: Mapping[str, Any], served: Served, usual: LanguageSpec) -
             )
 
 
-def _scaling(rope: Mapping[str, Any], text: Mapping[str, Any]) -> dict[str, Any] | None:
+def _scaling(rope: Mapping[str, Any], text: Mapping[str, Any]) -> FixedScaling | None:
     """Return how the ladder is stretched, None for not at all."""
-    kind = rope.get("rope_type", rope.get("type", "default"))
-    if kind == "yarn":
-        original = rope.get("original_max_position_embeddings", text.get("max_position_embeddings"))
-        if rope.get("truncate", True) is not True:
-            raise ConfigError(
-                f"truncate is {rope['truncate']!r} with yarn; a ramp between whole pairs, True, is required. Take "
-                "position ids alone, from attach or family(name), and leave the rotation to the model."
-            )
-        given = {"kind": "yarn", "factor": rope.get("factor"), "original_positions": original}
-        factor, gains = _real(rope, "factor"), [_real(rope, name) for name in MSCALE_KEYS]
-        if factor is not None and all(gains):
-            over, under = (0.1 * (gain or 0) * math.log(max(factor, 1)) + 1 for gain in gains)
-            given["attention_factor"] = over / under
-        named = ("beta_fast", "beta_slow", "attention_factor")
-        return given | {name: rope[name] for name in named if rope.get(name) is not None}
-    if kind in ("xdrope", "dynamic") and rope.get("alpha"):
-        return {"kind": "ntk_alpha", "alpha": rope["alpha"]}
-    if kind not in ("default", "mrope", "xdrope", None):
+    kind = rope.get("rope_type", rope.get("type"))
+    if kind == "longrope" or (kind == "dynamic" and not rope.get("alpha")):
         raise ConfigError(
-            f"rope_type is {kind!r}; default, mrope, yarn, or dynamic with alpha is required. Take position ids alone, "
-            "from attach or family(name), and leave the rotation to the model."
+            f"rope_type is {kind!r}, which depends on the length of every document; default, linear, yarn, llama3, "
+            "proportional, or dynamic with alpha is required. Take position ids alone, from attach or family(name), "
+            "and leave the rotation to the model."
         )
-    return None
+    positions = _whole(text, "max_position_embeddings")
+    share = _real(text, "partial_rotary_factor")
+    found = read_rope_parameters({**rope, "rope_theta": 1e4}, share=share, positions=positions)
+    scaling: FixedScaling | None = getattr(found, "scaling", None)  # nested by layer type: none
+    return scaling
