@@ -19,6 +19,7 @@ import yaml
 
 from visionpos.encodings import spec_type
 from visionpos.errors import ConfigError, PositionError, did_you_mean
+from visionpos.geometry.layers import LayerPlan
 
 if TYPE_CHECKING:
     from importlib.resources.abc import Traversable
@@ -101,7 +102,7 @@ def shipped(folder: str) -> dict[str, Traversable]:
     """Return name -> file of the YAML files that come with the package, sorted by name.
 
     Args:
-        folder: "audit", "dialects", "encodings", "hf", "retrofit" or "vlm".
+        folder: "audit", "dialects", "encodings", "hf", "language", "retrofit" or "vlm".
     """
     files = [item for item in (_configs() / folder).iterdir() if item.name.endswith(".yaml")]
     return {
@@ -259,6 +260,23 @@ def load_encoding(name: str | Path, *, overrides: Sequence[str] = ()) -> Encodin
             f"{source}: {fault}; the top level holds `encoding:` and, if wanted, `about:`."
         )
     return encoding_spec(data["encoding"], source=source)
+
+
+def load_language(name: str | Path) -> LayerPlan:
+    """Return the layers of a language model in a shipped YAML (by name, "llama4") or in a file (by path).
+
+    Args:
+        name: a name from `shipped("language")`, or a path to a YAML file with a `plan:` mapping.
+
+    Raises:
+        ConfigError: if there is no such name or file, a key is unknown, or a value is out of range.
+    """
+    data = load_data(name, "language")
+    if set(data) - {"plan", "about"} or not isinstance(data.get("plan"), dict):
+        raise ConfigError(
+            f"{name} holds {', '.join(data) or 'nothing'}; the top level holds a mapping `plan:` and, if wanted, `about:`."
+        )
+    return parse(LayerPlan, data["plan"], source=str(name))
 
 
 def load_data(name: str | Path, folder: str) -> Data:

@@ -93,7 +93,8 @@ def verdict_of(value: float | None, band: Band) -> Verdict:
         return "nonzero"
     if band.blind:
         return "unseen"
-    return "zero" if value <= band.zero else "weak"
+    # Where angles are so large that rounding reaches past the least effect, a number in both bands proves nothing.
+    return "zero" if value <= band.zero and value < band.nonzero else "weak"
 
 
 def agrees(verdict: Verdict, expected: Outcome) -> bool | None:
