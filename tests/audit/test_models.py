@@ -323,10 +323,17 @@ class Failing:
 def test_what_fails_is_a_row_and_the_model_stays() -> None:
     """An intervention that raises is marked, those before stand, and nothing is left behind."""
     model = vit(SIZE)
-    model.blocks[1].register_forward_hook(Failing(24))
+    model.blocks[1].register_forward_hook(Failing(6))
     before = state_of(model)
-    result = audit(model, interventions=["P1", "P2", "R1", "R2", "N1", "N2"], seeds=[0, 1, 2])
+    # Tokens, the same call twice, the base: then P1 and P2 stand, and all others fail, seed 1 as a whole.
+    names = ["P1", "P2", "R1", "R2", "N2"]
+    result = audit(model, interventions=names, seeds=[0, 1], checks=False)
     assert not result.complete
+    assert {row.intervention for row in result if row.seed == 0 and row.value is not None} == {
+        "P1",
+        "P2",
+    }
+    assert {row.intervention for row in result if row.seed == 1} == set(names)
     failed = [row for row in result if row.verdict == "failed"]
     assert failed
     assert all("ZeroDivisionError: planted" in row.note for row in failed)
@@ -376,3 +383,13 @@ def test_features_of_a_broken_model_say_what_broke() -> None:
     model.norm = nn.LayerNorm(7)
     with pytest.raises(PositionError, match="VisionTransformer fails on an image"):
         features(model, torch.zeros(1, 3, *SIZE))
+
+
+@pytest.mark.slow
+def test_vit_small_takes_under_a_minute() -> None:
+    """A whole audit of ViT-S at 224 px: time, and memory in forward passes of the model, weights included."""
+    from benchmarks.audit import rows
+
+    memory, seconds = (row["to peer"] for row in rows())
+    assert float(str(seconds)) < 1.0
+    assert float(str(memory)) < 3.0

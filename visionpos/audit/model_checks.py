@@ -6,7 +6,6 @@ They know no class: what is asked is whether equal questions get equal answers.
 from __future__ import annotations
 
 import copy
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -14,18 +13,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from visionpos.audit.model_found import HALF, apart, found_of
+from visionpos.audit.model_order import order
 from visionpos.audit.model_parts import positional_weights
-from visionpos.audit.model_subject import Subject, features, unfolded
-from visionpos.audit.model_watch import tensor_of
+from visionpos.audit.model_subject import Subject, features
 from visionpos.audit.result import Found
 from visionpos.errors import PositionError
 from visionpos.retrofit.sizes import multiple_of
 
 SAME = 1e-6
 """Of the norm: the same arithmetic on other memory differs by less."""
-ROWS = 5e-6
-"""Of the norm: sums taken in another order differ by less, in float32."""
-_HALF = 5e-2
 
 
 def checks_of(subject: Subject) -> Iterator[tuple[str, Callable[[], Found]]]:
@@ -37,21 +34,12 @@ def checks_of(subject: Subject) -> Iterator[tuple[str, Callable[[], Found]]]:
     yield "order", lambda: order(subject)
 
 
-def apart(found: Tensor, wanted: Tensor) -> float:
-    """Return the norm of the difference over that of what is wanted; infinity where shapes differ."""
-    if found.shape != wanted.shape:
-        return float("inf")
-    size = float(wanted.double().norm())
-    change = float((found.double() - wanted.double()).norm())
-    return change / size if size else (0.0 if change == 0 else float("inf"))
-
-
 def repeat(subject: Subject) -> Found:
     """Return whether the same call in eval mode gives the same bits."""
     model = subject.fresh()
     first, second = (features(model, subject.image) for _ in range(2))
     value = 0.0 if torch.equal(first, second) else max(apart(first, second), 5e-324)
-    return _found(
+    return found_of(
         "repeat",
         value,
         0.0,
@@ -94,7 +82,7 @@ def copied(subject: Subject) -> Found:
     model = subject.model
     weight = next((one for one in model.parameters() if one.is_floating_point()), None)
     image = subject.image if weight is None else subject.image.to(weight.dtype)
-    limit = SAME if weight is None or weight.dtype.itemsize > 2 else _HALF
+    limit = SAME if weight is None or weight.dtype.itemsize > 2 else HALF
     made: Any = copy.deepcopy(model)
     with in_eval(model):
         made.eval()
@@ -115,7 +103,7 @@ def copied(subject: Subject) -> Found:
         )
         numbers["a change of the copy changes the model"] = apart(features(model, image), own)
     what, value = max(numbers.items(), key=lambda item: item[1])
-    return _found(
+    return found_of(
         "copy",
         value,
         limit,
@@ -171,7 +159,7 @@ def other_sizes(subject: Subject) -> Found:
             alarm=False,
             says="the model takes images of one size alone, and no part of it serves several.",
         )
-    return _found(
+    return found_of(
         "A-B-A",
         value,
         SAME,
@@ -243,109 +231,12 @@ def other_weights(subject: Subject) -> Found:
     fresh.train()  # by habit, this empties what is kept for eval mode
     fresh.eval()
     value = apart(features(used, subject.image), features(fresh, subject.image))
-    limit = SAME if subject.dtype.itemsize > 2 else _HALF
-    return _found(
+    limit = SAME if subject.dtype.itemsize > 2 else HALF
+    return found_of(
         "A-B-A weights",
         value,
         limit,
         "position weights that changed in eval mode are not heard: something was kept from the call before.",
         "Call train() and eval() after every change of weights, or load them before the first call.",
         "position weights that change between calls are heard.",
-    )
-
-
-def order(subject: Subject) -> Found:
-    """Return whether another order gets the same answers: of images in a batch, of patches with coordinates."""
-    model = subject.fresh()
-    generator = torch.Generator().manual_seed(2)
-    others = torch.randn(2, *subject.image.shape[1:], generator=generator).to(subject.image)
-    batch = torch.cat([subject.image, others])
-    order_ = torch.tensor([2, 0, 1])
-    whole, turned = features(model, batch), features(model, batch[order_])
-    alone = features(model, subject.image)
-    numbers: dict[str, float] = {}
-    if whole.shape[0] == len(batch):
-        numbers["an image's answer depends on its place in the batch"] = apart(
-            turned, whole[order_.to(whole.device)]
-        )
-        numbers["an image's answer depends on its neighbours in the batch"] = apart(
-            whole[:1], alone
-        )
-    if subject.folds:
-        numbers |= _patches(subject, model)
-    if not numbers:
-        return Found(
-            detector="order",
-            value=None,
-            threshold=ROWS,
-            alarm=False,
-            says="features have no batch.",
-        )
-    what, value = max(numbers.items(), key=lambda item: item[1])
-    limit = ROWS if subject.dtype.itemsize > 2 else _HALF
-    return _found(
-        "order",
-        value,
-        limit,
-        f"{what}.",
-        "Hand patches over whole and in raster order, or evaluate tables at coordinates: LearnedTable.at.",
-        "the order of images, and of patches with their coordinates, changes nothing.",
-    )
-
-
-@torch.no_grad()
-def _patches(subject: Subject, model: Any) -> dict[str, float]:
-    """Return what another order of (patch, coordinate) pairs, and the absence of some, does."""
-    step = multiple_of(subject.model, subject.row)
-    patches = unfolded(subject.image, step)
-    height, width = subject.grid.height, subject.grid.width
-    y, x = torch.meshgrid(torch.arange(height), torch.arange(width), indexing="ij")
-    places = torch.stack([y.flatten(), x.flatten()], -1).unsqueeze(0).to(subject.device)
-    count = subject.count
-    valid = torch.ones(1, count, dtype=torch.bool, device=subject.device)
-    turn = torch.randperm(count, generator=torch.Generator().manual_seed(3)).to(subject.device)
-
-    def answer(chosen: Tensor, there: Tensor) -> Tensor:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            found = model.forward_features(patches[:, chosen], places[:, chosen], there)
-        return tensor_of(found)
-
-    rows = torch.arange(count, device=subject.device)
-    found: dict[str, float] = {}
-    try:
-        still = answer(rows, valid)
-    except (RuntimeError, AssertionError, ValueError, TypeError, IndexError):
-        return found  # its patches come in another form
-    front = still.shape[1] - count
-    turned = answer(turn, valid)[:, front:][:, torch.argsort(turn)]
-    what = "patches with their coordinates in another order are taken for others: coordinates are ignored"
-    found[what] = apart(turned, still[:, front:])
-    gone = rows[count // 2 : count // 2 + 3] if width > 1 else rows[:0]
-    kept = rows[(rows.unsqueeze(-1) != gone).all(-1)]
-    if len(kept) in (0, count):
-        return found
-    masked = valid.clone()
-    masked[:, gone] = False
-    wanted = answer(rows, masked)[:, front:][:, kept]
-    what = "patches behind absent ones get the places of others"
-    try:
-        given = answer(kept, valid[:, kept])[:, front:]
-        found[what] = apart(given, wanted)
-    except (RuntimeError, AssertionError, ValueError, IndexError):
-        found[f"{what}, or the call fails"] = float("inf")
-    return found
-
-
-def _found(
-    name: str, value: float, threshold: float, says: str, remedy: str, healthy: str
-) -> Found:
-    alarm = not value <= threshold
-    return Found(
-        detector=name,
-        value=value,
-        threshold=threshold,
-        alarm=alarm,
-        says=says if alarm else healthy,
-        remedy=remedy if alarm else "",
     )

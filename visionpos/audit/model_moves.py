@@ -146,7 +146,9 @@ class TableMove(Move):
         placed = change.placed(self.own)
         if placed.grid == self.own and bool((placed.cells == placed.cells.round()).all()):
             return rows[index_of(placed.cells, self.own).to(rows.device)]
-        encoding: Any = build(self.spec, Dims(embed_dim=rows.shape[-1], num_heads=1, depth=1))
+        # A new table is drawn, and then filled: the user's generator must not move on.
+        with torch.random.fork_rng(devices=[]):
+            encoding: Any = build(self.spec, Dims(embed_dim=rows.shape[-1], num_heads=1, depth=1))
         encoding.table = nn.Parameter(rows.float().cpu(), requires_grad=False)
         return door_of(encoding).given(placed).to(rows.device)  # type: ignore[attr-defined]
 
