@@ -116,6 +116,56 @@ def test_rollback_refuses_to_cut_an_image() -> None:
         rolled_back(batch, 1)
 
 
+@pytest.mark.parametrize("name", ["qwen2_vl", "qwen3_vl", "hunyuan_vl", "hy_v4_vl", "glm_image"])
+def test_rollback_of_an_image_has_the_delta_of_the_shorter_prompt(name: str) -> None:
+    """G2 and G3: -2 after one image; without it, what follows stands at its own token count, as text alone does."""
+    fam = family(name)
+    grid = (4, 6) if name == "glm_image" else (8, 12)
+    merge = fam.spec.grid.merge
+    cells = (grid[0] // merge) * (grid[1] // merge + int(name in ("hunyuan_vl", "hy_v4_vl")))
+    cells += 2 * rule_of(name, "vendor").edge_cells
+    types = torch.tensor([0] * 3 + [1] * cells + [0] * 2 + [1] * cells + [0] * 4)
+    grids = [(1, *grid)] * 2
+    pos = fam.position_ids_from_tokens(types, types, grids)
+    for kept, images in ((len(types) - 2, 2), (3 + cells + 2, 1), (3 + cells, 1), (3, 0), (2, 0)):
+        back = rolled_back(pos, len(types) - kept, types)
+        alone = fam.position_ids_from_tokens(types[:kept], types[:kept], grids[:images])
+        assert torch.equal(back.ids, alone.ids)
+        assert torch.equal(back.next_position, alone.next_position)
+        assert torch.equal(back.delta, alone.delta)
+
+
+def test_rollback_of_text_behind_padding_keeps_the_delta() -> None:
+    """Both conventions of the book-keeping: tokens without padding, and places of the padded row."""
+    types = torch.tensor([[0] * 4 + [0, 1, 1, 1, 1, 0, 0]])
+    mask = torch.tensor([[0] * 4 + [1] * 7])
+    for dialect in ("vendor", "transformers"):
+        fam = family("qwen2_vl", dialect=dialect)
+        pos = fam.position_ids_from_tokens(types, types, [(1, 4, 4)], None, mask).row(0)
+        assert torch.equal(rolled_back(pos, 2, types[0]).delta, pos.delta)
+        empty = fam.position_ids_from_tokens(types[:, :5], types[:, :5], None, None, mask[:, :5])
+        assert int(rolled_back(pos, 6, types[0]).delta) == int(empty.delta)
+
+
+@pytest.mark.parametrize("tokens", [1, 2, 3])
+def test_error_rollback_of_padding(tokens: int) -> None:
+    """Padding stands at pad_id, which is no place to go on from."""
+    types = torch.tensor([[0, 0, 1, 1, 1, 1, 0, 0, 0, 0]])
+    mask = torch.tensor([[1] * 8 + [0] * 2])
+    pos = family("qwen2_vl").position_ids_from_tokens(types, types, [(1, 4, 4)], None, mask)
+    for kinds in (None, types[0]):
+        with pytest.raises(PositionError, match=rf"tokens is {tokens} and the row has padding"):
+            rolled_back(pos.row(0), tokens, kinds)
+    (row,) = split_rows(pos, rule_of("qwen2_vl"))
+    assert int(rolled_back(row, 1).next_position) == 5
+
+
+def test_continued_from_nothing() -> None:
+    none = torch.zeros(0, dtype=torch.int64)
+    pos = family("qwen2_vl").position_ids_from_tokens(none, none, attention_mask=none)
+    assert continued(pos, 2).ids.tolist() == [[0, 1]] * 3
+
+
 def test_resumed_turn_with_a_new_image() -> None:
     """Ids of the first turn do not change; those of the second are the rest of the whole conversation."""
     fam = family("qwen2_5_vl")

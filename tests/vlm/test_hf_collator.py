@@ -133,6 +133,10 @@ def test_seconds_are_read_under_every_name() -> None:
     ({"text": "a cat"}, r"example 1: text is a str.*Drop columns"),
     ({"input_ids": torch.full((8,), 0.5)}, r"example 1: input_ids holds fractions"),
     ({"pixel_values": torch.zeros(12, 3)}, r"pixel_values has shapes .*one processor"),
+    ({"attention_mask": torch.tensor([1, 1, 2, 2] + [3] * (len(example(3, (2, 6))["input_ids"]) - 4))},
+     r"example 1: attention_mask holds \[1, 2, 3\]; 0 or 1"),
+    ({"input_ids": example(3, (2, 6))["input_ids"] * 1j}, r"example 1: input_ids is a Tensor; a tensor of real"),
+    ({"pixel_values": torch.zeros(2, device="meta")}, r"example 1: pixel_values is a Tensor; a tensor of real"),
 ])  # fmt: skip
 def test_error_names_the_example(change: dict[str, Any], message: str) -> None:
     examples = [example(2, (2, 2)), {**example(3, (2, 6)), **change}]

@@ -229,6 +229,7 @@ def test_error_names_what_is_wrong() -> None:
         (lambda: stack_rows(rows, pad_to_multiple=0), "pad_to_multiple is 0"),
         (lambda: stack_rows(rows, side="top"), "side is 'top'"),  # type: ignore[arg-type]
         (lambda: stack_rows(rows, labels=[torch.zeros(3)]), r"parts have shapes \[\(3,\)\] and the rows"),
+        (lambda: stack_rows(rows, labels=[torch.zeros(2, n) for n in lengths]), r"labels\[0\] has shape \(2, \d+\)"),
         (lambda: stack_rows([1]), "rows is"),  # type: ignore[list-item]
         (lambda: batch.fill([torch.zeros(n, dtype=torch.uint8) for n in lengths], -100), "value is -100.*uint8"),
         (lambda: batch.fill([torch.zeros(k, n) for k, n in enumerate(lengths)]), r"parts\[1\] has shape"),

@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from visionpos import config
+from visionpos.cli.audit_table import show_result
 from visionpos.cli.inputs import grid_of, model_of
 from visionpos.cli.pages import check_page
 from visionpos.cli.show import show, write_json, write_line
 from visionpos.errors import PositionError
-
-if TYPE_CHECKING:
-    from visionpos.audit.result import AuditResult, Measured
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 _DTYPES = ("float64", "float32", "bfloat16", "float16")
@@ -212,60 +210,3 @@ def show_lab(*, as_json: bool) -> None:
     if not as_json:
         wrong = sum(not row["agrees"] for row in rows)
         write_line(f"{len(rows)} numbers, {wrong} of them not as recorded or expected")
-
-
-def show_result(result: AuditResult, target: str, output: Path | None) -> None:
-    """Print the rows of an audit, one a measurement over all seeds, and what detectors say."""
-    where = "" if result.grid is None else f", grid {'x'.join(map(str, result.grid))}"
-    lines = [_line(rows) for rows in _grouped(result.rows)]
-    rows = [row for row in lines if row["where"] == "end" or row["surprise"]]
-    rows.sort(key=lambda row: not row["surprise"])
-    show(_told(rows), as_json=False, title=f"{target}: {result.scheme}{where}")
-    for found in result.found:
-        word = "ALARM" if found.alarm else "fine"
-        write_line(f"{word}  {found.detector}: {found.says} {found.remedy}".rstrip())
-    partial = "" if result.complete else ", incomplete: rows marked failed say why"
-    write_line(
-        f"{len(result.rows)} measurements, {len(result.surprises)} surprises, {len(result.alarms)} alarms{partial}"
-    )
-    if len(lines) > len(rows):
-        write_line(
-            f"{len(lines) - len(rows)} lines of single layers are left out; --json and --output have them"
-        )
-    if output is not None:
-        write_line(f"wrote {output}")
-
-
-def _grouped(rows: Sequence[Measured]) -> list[list[Measured]]:
-    """Return rows that differ in the seed alone together."""
-    groups: dict[tuple[str, ...], list[Measured]] = {}
-    for row in rows:
-        key = (row.intervention, row.variant, row.metric, row.where, row.tokens)
-        groups.setdefault(key, []).append(row)
-    return list(groups.values())
-
-
-def _told(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return rows without the columns that say nothing: empty ones, and a place that is the end for all."""
-    silent = {"", None, False, "end"}
-    kept = [key for key in rows[0] if {row[key] for row in rows} - silent] if rows else []
-    return [{key: row[key] for key in kept} for row in rows]
-
-
-def _line(rows: list[Measured]) -> dict[str, Any]:
-    first = rows[0]
-    values = [row.value for row in rows if row.value is not None]
-    low, high = (min(values), max(values)) if values else (None, None)
-    return {
-        "id": first.intervention,
-        "variant": first.variant,
-        "metric": first.metric,
-        "where": first.where,
-        "tokens": first.tokens,
-        "least": None if low is None else f"{low:.2g}",
-        "most": None if high is None else f"{high:.2g}",
-        "verdict": " or ".join(dict.fromkeys(row.verdict for row in rows)),
-        "expected": first.expected,
-        "surprise": any(row.surprise for row in rows),
-        "note": first.note,
-    }

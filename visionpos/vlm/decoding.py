@@ -134,7 +134,7 @@ def continued(pos: PositionIds, tokens: int) -> PositionIds:
     """
     mask = pos.mask
     if mask is not None:
-        if tokens and not bool(mask[..., -1].all()):
+        if tokens and not bool(mask[..., -1:].all()):
             raise PositionError(
                 "pos has padding on the right; tokens cannot be appended there. Pad on the left, or take pos.row()."
             )
@@ -147,6 +147,8 @@ def continued(pos: PositionIds, tokens: int) -> PositionIds:
 def rolled_back(pos: PositionIds, tokens: int, modality: Tensor | None = None) -> PositionIds:
     """Return ids without the last tokens: text that a speculative window had guessed wrong, or whole images.
 
+    delta stays where text is dropped; with an image it moves as the next position does, less the tokens dropped.
+
     Args:
         pos: of one prompt `[axes, n]`.
         tokens: how many to drop, 0 to n.
@@ -154,7 +156,7 @@ def rolled_back(pos: PositionIds, tokens: int, modality: Tensor | None = None) -
             one axis ends, nor a frame of every rule; with types, every cut between two placeholders is refused.
 
     Raises:
-        PositionError: if there are fewer, or the first of them lies inside an image.
+        PositionError: if there are fewer, some are padding, or the first of them lies inside an image.
 
     Example:
         >>> pos = PositionIds(torch.arange(5).expand(3, -1), torch.tensor(5), torch.tensor(0))
@@ -169,6 +171,11 @@ def rolled_back(pos: PositionIds, tokens: int, modality: Tensor | None = None) -
         )
     if not tokens:
         return pos
+    if pos.mask is not None and not bool(pos.mask[length - tokens :].all()):
+        raise PositionError(
+            f"tokens is {tokens} and the row has padding among them; real tokens at the end of the row are required. "
+            "Take padding off with split_rows."
+        )
     if modality is not None and tuple(modality.shape) != (length,):
         raise PositionError(
             f"modality has shape {tuple(modality.shape)} and the prompt {length} tokens; one type a token is required."
@@ -185,7 +192,8 @@ def rolled_back(pos: PositionIds, tokens: int, modality: Tensor | None = None) -
             "Drop the whole image, or pass modality= if it is text."
         )
     mask = None if pos.mask is None else pos.mask[:kept]
-    return PositionIds(pos.ids[:, :kept], first[0], pos.delta, mask)
+    moved = first[0] - pos.next_position + tokens
+    return PositionIds(pos.ids[:, :kept], first[0], _moved_delta(pos, moved), mask)
 
 
 @checked
@@ -260,10 +268,19 @@ def _is_behind(first: Tensor, kept: Tensor) -> bool:
     return bool((kept[:, -1] == on).all()) or any(bool(on == one) for one in tops)
 
 
+def _moved_delta(pos: PositionIds, moved: Tensor) -> Tensor:
+    """Return the delta of one prompt moved by so much, or 0 if its rule keeps none."""
+    counts = {pos.ids.shape[-1], int(pos.ids.shape[-1] if pos.mask is None else pos.mask.sum())}
+    bases = pos.next_position, pos.ids.max() + 1
+    kept = bool(pos.delta != 0) or any(bool(base == count) for base in bases for count in counts)
+    return pos.delta + moved if kept else pos.delta
+
+
 def _by_row(count: int | Tensor, pos: PositionIds, name: str) -> Tensor:
     """Return one count for all rows, `[]`, or one a row, `[b]`."""
     given = torch.as_tensor(count, device=pos.next_position.device)
-    whole = not given.is_floating_point() and given.dtype != torch.bool
+    real = not (given.is_floating_point() or given.is_complex())
+    whole = real and given.dtype != torch.bool
     if given.shape not in ((), pos.next_position.shape) or not whole:
         raise PositionError(
             f"{name} is {given.dtype} of shape {tuple(given.shape)} for ids {tuple(pos.ids.shape)}; one whole number, "

@@ -21,6 +21,10 @@ from visionpos.vlm.rules import Rule
 Grids = (
     Tensor | Sequence[Sequence[float]] | Sequence[float]
 )  # [items, 3] whole numbers, checked with its own words
+LARGEST_SIDE = 2**31 - 1  # in patches; beyond it, no file holds a picture
+MANY_CELLS = (
+    2**24
+)  # beyond it, grids are held against the tokens before anything is made of their size
 
 
 def checked_tokens(
@@ -50,8 +54,8 @@ def checked_tokens(
             f"input_ids, modality and attention_mask have shapes {shapes}; one shape, [n] or [b, n], is required. Pad "
             "all of them on the same side to the same length."
         )
-    types = _rows_of(modality)
-    keep = None if attention_mask is None else _rows_of(attention_mask)
+    types = _rows_of(modality, "modality")
+    keep = None if attention_mask is None else _rows_of(attention_mask, "attention_mask")
     if keep is None or (keep.size and keep.min() == keep.max() == 1):
         return types, None
     if _largest(keep) > 1:
@@ -93,9 +97,23 @@ def check_types(kinds: Array, types: Array, rule: Rule) -> None:
         )
 
 
-def _rows_of(part: Tensor) -> Array:
-    """Return a tensor `[n]` or `[b, n]` as an array `[b, n]`."""
-    array: Array = part.detach().cpu().numpy()
+def _rows_of(part: Tensor, name: str) -> Array:
+    """Return a tensor `[n]` or `[b, n]` as an array `[b, n]`.
+
+    Raises:
+        PositionError: if its numbers cannot be read, or are complex.
+    """
+    try:
+        held = part.detach().cpu()
+        # numpy has no bfloat16.
+        array: Array = (held.double() if held.is_floating_point() else held).numpy()
+    except (NotImplementedError, RuntimeError, TypeError) as error:  # meta, fake and sparse tensors
+        raise PositionError(
+            f"{name} is a {type(part).__name__} on {part.device} that cannot be read: {str(error).rstrip('.!')}. A "
+            "dense tensor that holds numbers is required. Place tokens before a graph is traced, on any device."
+        ) from error
+    if array.dtype.kind == "c":
+        raise PositionError(f"{name} is {part.dtype}; whole numbers are required. Convert it.")
     return array if array.ndim == 2 else array[None]
 
 
@@ -105,7 +123,9 @@ def _largest(values: Array) -> float:
         return 0
     if values.dtype.kind in "iu" and values.flags.c_contiguous:
         return int(values.view(f"u{values.itemsize}").max())  # one pass over the tokens
-    return float(values.max()) if values.min() >= 0 and (values % 1 == 0).all() else np.inf
+    largest = float(values.max())
+    whole = values.min() >= 0 and largest < np.inf and (values % 1 == 0).all()
+    return largest if whole else np.inf
 
 
 def token_grids(grids: Grids | None, name: str, *, merge: int, frames: int = 1) -> Array:
@@ -118,25 +138,12 @@ def token_grids(grids: Grids | None, name: str, *, merge: int, frames: int = 1) 
         frames: frames of the grid that are one time step; a rest is left out, and a single frame is a step.
 
     Raises:
-        PositionError: if the shape is not `[items, 3]`, a side is below 1 or no multiple of merge, or an image has
-            several frames.
+        PositionError: if the shape is not `[items, 3]`, a side is below 1, no multiple of merge or beyond all sense,
+            or an image has several frames.
     """
-    if grids is None:
-        return np.zeros((0, 3), dtype=np.int64)
-    try:
-        table = (grids if isinstance(grids, Tensor) else torch.as_tensor(grids)).cpu().numpy()
-    except (TypeError, ValueError, RuntimeError):
-        raise PositionError(
-            f"{name} is {grids!r}; [items, 3] with frames, height, width in patches is required. Pass the processor's "
-            "grid_thw."
-        ) from None
-    if table.size == 0:
-        return np.zeros((0, 3), dtype=np.int64)
-    if table.ndim != 2 or table.shape[1] != 3:
-        raise PositionError(
-            f"{name} has shape {table.shape}; [items, 3] with frames, height, width in patches is required. "
-            "Pass the processor's grid_thw."
-        )
+    table = np.zeros((0, 3), dtype=np.int64) if grids is None else _table(grids, name)
+    if not len(table):
+        return table
     unit = np.array([1, merge, merge])
     cells = table // unit
     whole = cells * unit == table
@@ -155,6 +162,53 @@ def token_grids(grids: Grids | None, name: str, *, merge: int, frames: int = 1) 
         cells[:, 0] = np.maximum(cells[:, 0] // frames, 1)
     counted: Array = cells.astype(np.int64, copy=False)
     return counted
+
+
+def _table(grids: Grids, name: str) -> Array:
+    """Return grids in patches as an array `[items, 3]` of numbers that an int64 holds."""
+    try:
+        given = grids if isinstance(grids, Tensor) else torch.as_tensor(grids)
+        table: Array = given.detach().cpu().numpy()
+    except (TypeError, ValueError, RuntimeError):
+        raise PositionError(
+            f"{name} is {grids!r}; [items, 3] with frames, height, width in patches is required. Pass the processor's "
+            "grid_thw."
+        ) from None
+    if table.size == 0:
+        return np.zeros((0, 3), dtype=np.int64)
+    if table.ndim != 2 or table.shape[1] != 3:
+        raise PositionError(
+            f"{name} has shape {table.shape}; [items, 3] with frames, height, width in patches is required. "
+            "Pass the processor's grid_thw."
+        )
+    if table.dtype.kind == "f":
+        table = table.astype(np.float64)  # half precision would round the limit
+    if table.dtype.kind == "c" or table.max() > LARGEST_SIDE:
+        raise PositionError(
+            f"{name} holds {table.max()}; real frames, heights and widths of at most {LARGEST_SIDE} patches are "
+            "required. Pass the processor's grid_thw."
+        )
+    return table
+
+
+def check_cells(grids: Array, tokens: int, name: str) -> None:
+    """Refuse grids that no prompt of this length holds, before their cells are counted in int64 or laid out.
+
+    Args:
+        grids: `[items, 3]` in tokens.
+        tokens: of the whole batch.
+        name: what they are grids of, for the message.
+    """
+    if not len(grids):
+        return
+    cells = grids.astype(np.float64).prod(1)
+    if cells.sum() > max(tokens, MANY_CELLS):
+        item = int(cells.argmax())
+        raise PositionError(
+            f"{name}_grids[{item}] is {tuple(grids[item].tolist())} in tokens and all {name}_grids have "
+            f"{cells.sum():g} cells for a batch of {tokens} tokens; one token a cell is required. Look for a table of "
+            "another kind under this name."
+        )
 
 
 def clip_clocks(
@@ -198,6 +252,10 @@ def _step(seconds: Seconds | Tensor, name: str) -> Fraction:
     if item.numel() != 1:
         raise PositionError(
             f"{name} is {seconds!r}; a number of seconds is required. Pass temporal_patch / sampled_fps."
+        )
+    if item.dtype == torch.bool or item.is_complex():
+        raise PositionError(
+            f"{name} is {item.dtype}; a number of seconds is required. Pass temporal_patch / sampled_fps."
         )
     if item.dtype in (torch.float16, torch.bfloat16):
         raise PositionError(

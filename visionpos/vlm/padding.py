@@ -80,7 +80,7 @@ def unpadded(values: Array, keep: Array | None) -> Array:
     if stretches is None:
         return np.asarray(values[keep])
     parts = [row[first:last] for row, (first, last) in zip(values, stretches.tolist(), strict=True)]
-    return np.concatenate([values[0, :0], *parts])
+    return np.concatenate([values[:0].ravel(), *parts])
 
 
 def repadded(values: Array, keep: Array, fill: int) -> Array:
@@ -114,6 +114,8 @@ def _placed(stretches: Array) -> Iterator[tuple[int, int, int, int]]:
 
 def _stretches(keep: Array) -> Array | None:
     """Return `[b, 2]` where the tokens of each row begin and end; None if a row has padding between them."""
+    if not keep.size:
+        return np.zeros((len(keep), 2), dtype=np.int64)
     count = np.count_nonzero(keep, axis=1)
     first = keep.argmax(1)
     last = first + count

@@ -238,7 +238,14 @@ def stack_rows(
         types=whole([row.types for row in rows], 0),
         tokens=whole([row.tokens for row in rows], pad_token),
     )
-    return batch if labels is None else replace(batch, labels=batch.fill(labels, IGNORED))
+    if labels is None:
+        return batch
+    odd = next((number for number, part in enumerate(labels) if part.ndim != 1), None)
+    if odd is not None:
+        raise PositionError(
+            f"labels[{odd}] has shape {tuple(labels[odd].shape)}; [places] is required. Take the row out of its batch."
+        )
+    return replace(batch, labels=batch.fill(labels, IGNORED))
 
 
 def _places_in_pieces(documents: Tensor) -> Tensor:

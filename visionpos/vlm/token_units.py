@@ -11,7 +11,7 @@ import numpy as np
 
 from visionpos.errors import PositionError
 from visionpos.vlm.clocks import Array, Clock
-from visionpos.vlm.inputs import check_types
+from visionpos.vlm.inputs import check_cells, check_types
 from visionpos.vlm.padding import unpadded
 from visionpos.vlm.pieces import AUDIO, IMAGE, MODALITY_NAMES, TEXT, VIDEO, Cells
 from visionpos.vlm.rules import Rule
@@ -45,6 +45,8 @@ def units_of_tokens(
     )
     runs, found = _runs(line, row_lengths), []
     check_types(runs.kinds, types, rule)
+    for kind, table in grids.items():
+        check_cells(table, types.size, MODALITY_NAMES[kind])
     lengths = row_lengths
     if rule.audio_in_video is not None:
         line, lengths, threads = unwoven(line, lengths, rule.audio_in_video)

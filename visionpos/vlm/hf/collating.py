@@ -188,7 +188,13 @@ def _example(feature: Any, number: int) -> dict[str, Tensor]:
             )
     if "labels" not in out:
         out["labels"] = torch.where(out["mm_token_type_ids"] == TEXT, tokens, IGNORED)
-    keep = out.pop("attention_mask", torch.ones_like(tokens)).bool()
+    mask = out.pop("attention_mask", torch.ones_like(tokens))
+    keep = mask == 1
+    if bool((~keep & (mask != 0)).any()):
+        raise PositionError(
+            f"example {number}: attention_mask holds {mask.unique().tolist()}; 0 or 1 is required. Give every packed "
+            "document as an example of its own: ids restart with each."
+        )
     return {key: value[keep] if key in PER_TOKEN else value for key, value in out.items()}
 
 
@@ -225,11 +231,14 @@ def _tensors(feature: Any, number: int) -> dict[str, Tensor]:
 
 def _tensor(value: Any, name: str) -> Tensor:
     try:
-        return torch.as_tensor(value).detach()
+        held = torch.as_tensor(value).detach()
+        if held.is_complex() or held.is_meta:
+            raise TypeError
+        return held
     except (TypeError, ValueError, RuntimeError):
         raise PositionError(
-            f"{name} is a {type(value).__name__}; a tensor or numbers are required. Drop columns that a model does not "
-            "take, such as texts and image files."
+            f"{name} is a {type(value).__name__}; a tensor of real numbers, or such numbers, is required. Drop columns "
+            "that a model does not take, such as texts and image files."
         ) from None
 
 
