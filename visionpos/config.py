@@ -274,7 +274,8 @@ def load_language(name: str | Path) -> LayerPlan:
     data = load_data(name, "language")
     if set(data) - {"plan", "about"} or not isinstance(data.get("plan"), dict):
         raise ConfigError(
-            f"{name} holds {', '.join(data) or 'nothing'}; the top level holds a mapping `plan:` and, if wanted, `about:`."
+            f"{name} holds {', '.join(data) or 'nothing'}; the top level holds a mapping `plan:` and, if wanted, "
+            "`about:`."
         )
     return parse(LayerPlan, data["plan"], source=str(name))
 

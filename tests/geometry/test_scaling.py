@@ -113,6 +113,16 @@ def test_golden_llama3_of_64_pairs() -> None:
     assert divided[35:].tolist() == pytest.approx([8.0] * 29, rel=1e-6)
 
 
+def test_llama3_with_equal_bounds_steps_as_transformers_does() -> None:
+    utils = pytest.importorskip("transformers.modeling_rope_utils")
+    data = {"rope_type": "llama3", "rope_theta": 5e5, "factor": 16.0, "low_freq_factor": 1.0}
+    data |= {"high_freq_factor": 1.0, "original_max_position_embeddings": 8192}
+    theirs, _ = utils.ROPE_INIT_FUNCTIONS["llama3"](config(dict(data), head_dim=128))
+    rope = read_rope_parameters(data)
+    assert isinstance(rope, RopeParams)
+    torch.testing.assert_close(rope.frequencies(128)[0], theirs, rtol=1e-6, atol=0)
+
+
 def test_golden_longrope() -> None:
     rule = LongRope(
         short_factor=(1, 1, 1, 1), long_factor=(1, 2, 4, 8), original_positions=4096, factor=32
@@ -285,7 +295,11 @@ def test_nested_parameters_give_one_a_layer_type() -> None:
         (lambda: DynamicNtk(factor=2.0, original_positions=64).at_length(0), "length is 0"),
         (lambda: Linear(factor=2.0).at_length(-1), "length is -1"),
         (lambda: Yarn(factor=2.0, original_positions=64, beta_fast=1.0), "0 < slow < fast"),
-        (lambda: Llama3(low_freq_factor=4.0), "0 < low < high"),
+        (lambda: Llama3(low_freq_factor=5.0), "0 < low <= high"),
+        (
+            lambda: Yarn(factor=2.0, original_positions=64).frequencies(4, 1.0, F32),
+            "a base above 1",
+        ),
         (
             lambda: LongRope(short_factor=(1.0,), long_factor=(1.0, 2.0), original_positions=64),
             "short_factor holds 1 divisors and long_factor 2",

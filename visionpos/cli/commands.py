@@ -25,6 +25,7 @@ from visionpos.cli.lineages import lineage_app
 from visionpos.cli.pages import check_page, stream_html, write_page
 from visionpos.cli.planned import family_rows, family_table, plan_rows
 from visionpos.cli.show import show, show_stream, steps, write_json, write_line
+from visionpos.cli.stretching import stretch
 from visionpos.errors import PositionError
 
 if TYPE_CHECKING:
@@ -293,4 +294,5 @@ def stream(
 
 app.command()(atlas)
 app.command()(audit)
+app.command()(stretch)
 app.add_typer(lineage_app, name="lineage")

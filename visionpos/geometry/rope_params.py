@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 
@@ -31,6 +31,8 @@ class RopeParams:
     Raises:
         ConfigError: if theta is not above 0, or share not above 0 and at most 1.
     """
+
+    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
 
     theta: float
     share: float = 1.0

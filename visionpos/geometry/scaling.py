@@ -144,7 +144,7 @@ class Llama3(Stretch):
         kind: "llama3".
         factor: at least 1.
         low_freq_factor: waves longer than original_positions / this are divided by the whole factor.
-        high_freq_factor: waves shorter than original_positions / this are kept; above low_freq_factor.
+        high_freq_factor: waves shorter than original_positions / this are kept; at low_freq_factor nothing is blended.
         original_positions: positions the checkpoint was trained on.
 
     Reference:
@@ -159,9 +159,9 @@ class Llama3(Stretch):
 
     def __post_init__(self) -> None:
         check_stretch(self, "factor", original=self.original_positions)
-        if not 0 < self.low_freq_factor < self.high_freq_factor:
+        if not 0 < self.low_freq_factor <= self.high_freq_factor:
             raise ConfigError(
-                f"low_freq_factor is {self.low_freq_factor} and high_freq_factor {self.high_freq_factor}; 0 < low < "
+                f"low_freq_factor is {self.low_freq_factor} and high_freq_factor {self.high_freq_factor}; 0 < low <= "
                 "high is required. Read both from the checkpoint's rope parameters."
             )
 
@@ -170,7 +170,10 @@ class Llama3(Stretch):
         kept = ladder(pairs, theta=theta, dtype=dtype)
         waves = self.original_positions / (2 * math.pi / kept)  # turns over the trained context
         low, high = self.low_freq_factor, self.high_freq_factor
-        smooth = ((waves - low) / (high - low)).clamp(0, 1)
+        if low == high:
+            smooth = (waves > low).to(dtype)
+        else:
+            smooth = ((waves - low) / (high - low)).clamp(0, 1)
         return (1 - smooth) * kept / self.factor + smooth * kept
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal
 
 import torch
 
-from visionpos.errors import ConfigError
+from visionpos.errors import ConfigError, PositionError
 from visionpos.geometry.freqs import ladder
 from visionpos.geometry.stretch import Stretch, check_gain, check_stretch, slowness
 
@@ -71,6 +71,11 @@ class Yarn(Stretch):
     def frequencies(self, pairs: int, theta: float, dtype: torch.dtype) -> Tensor:
         """Return `[pairs]` radians per position; see `Stretch`."""
         slow = slowness(pairs, theta, dtype)
+        if theta <= 1:
+            raise PositionError(
+                f"theta is {theta}; YaRN's ramp needs a ladder that slows down, a base above 1. Read rope_theta from the "
+                "checkpoint."
+            )
         keep = self._kept(pairs, theta, dtype)
         return 1.0 / (self.factor * slow) * (1 - keep) + 1.0 / slow * keep
 
