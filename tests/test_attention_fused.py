@@ -184,3 +184,30 @@ def test_error_names_the_layout_that_fits() -> None:
         vp.rotate(q, q, rotation, prefix=1)
     with pytest.raises(PositionError, match=r"x has 15 tokens.*prefix count"):
         vp.rotate(q.transpose(1, 2), q.transpose(1, 2), rotation)
+
+
+def test_error_arguments_of_another_kind() -> None:
+    q, rot = torch.randn(1, 2, 5, 8), Rotation.of(torch.randn(5, 4))
+    coords, freqs, weight = torch.randn(5, 2), torch.randn(2, 4), torch.randn(8)
+    refused = {
+        "rotation is NoneType": lambda: vp.norm_rotate(q, q, None),
+        "rotation is tuple": lambda: vp.turn(q, (rot.cos, rot.sin)),
+        "q is ndarray": lambda: vp.norm_rotate(q.numpy(), q, rot),
+        "k is list": lambda: vp.norm_rotate(q, [], rot),
+        "weight_q is list": lambda: vp.norm_rotate(q, q, rot, weight_q=[1.0] * 8),
+        "weight_k is torch.int64": lambda: vp.norm_rotate(q, q, rot, weight_k=weight.long()),
+        "bias_q is torch.float32 on meta": lambda: vp.norm_rotate(
+            q, q, rot, bias_q=weight.to("meta")
+        ),
+        "eps is -1.0": lambda: vp.norm_rotate(q, q, rot, eps=-1.0),
+        "eps is nan": lambda: vp.norm_rotate(q, q, rot, eps=float("nan")),
+        "eps is '1e-6'": lambda: vp.norm_rotate(q, q, rot, eps="1e-6"),
+        r"freqs are torch.float32 of shape \(4,\)": lambda: vp.rotate_at(q, q, coords, freqs[0]),
+        "freqs are torch.complex64": lambda: vp.rotate_at(q, q, coords, freqs.cfloat()),
+        "coords are torch.complex64": lambda: vp.rotate_at(q, q, coords.cfloat(), freqs),
+        "coords are torch.bool": lambda: vp.rotate_at(q, q, coords > 0, freqs),
+        r"coords has shape \(2,\)": lambda: vp.rotate_at(q, q, coords[0], freqs),
+    }
+    for message, call in refused.items():
+        with pytest.raises(PositionError, match=message):
+            call()

@@ -9,6 +9,7 @@ from torch.autograd import forward_ad
 
 from visionpos import Rotation
 from visionpos.attention import rotate, rotate_, rotate_packed_
+from visionpos.attention.overlap import meet, meets_itself
 from visionpos.errors import PositionError
 from visionpos.geometry import rotate as plain
 
@@ -288,3 +289,68 @@ def test_error_partial_overlap_and_neighbours_that_do_not() -> None:
     assert all(close(x, y) for x, y in zip(got, wanted, strict=True))
     front, back = base[:, :2], base[:, 2:]
     assert rotate_(front, back, rot)[0] is front
+
+
+def test_error_overlap_of_other_strides() -> None:
+    """Every second head, rows of a sliding window: entry by entry, whatever the strides; what lies between may turn."""
+    rot, base = rotation(5, 4), torch.randn(2, 4, 5, 8)
+    held = base.clone()
+    rows = torch.randn(24).as_strided(
+        (1, 1, 5, 8), (24, 24, 4, 1)
+    )  # each begins inside the one before
+    for q, k in (
+        (base, base[:, 1::2]),
+        (base[:, ::2], base[:, 1:3]),
+        (base.view(1, 8, 5, 8)[:, 1:], base[:1]),
+        (base[:1, :1], base[:, :1].expand(2, 3, 5, 8)),
+        (rows, torch.randn(1, 1, 5, 8)),
+        (torch.randn(1, 1, 5, 8), rows),
+    ):
+        with pytest.raises(PositionError, match="share memory"):
+            rotate_(q, k, rot)
+    assert torch.equal(base, held)
+    wanted = plain(base[:, ::2], base[:1, 1::2], rot)
+    got = rotate_(base[:, ::2], base[:1, 1::2], rot)
+    assert all(close(x, y) for x, y in zip(got, wanted, strict=True))
+    rotate_(torch.randn(1, 2, 5, 8).expand(0, 2, 5, 8), base[:0], rot)  # nothing is shared
+
+
+@given(st.data())
+def test_overlap_is_counted_entry_by_entry(data: st.DataObject) -> None:
+    """Against sets of addresses, for any strides and beginnings."""
+    steps = st.lists(st.sampled_from([0, 1, 2, 3, 4, 6, 8, 12]), min_size=3, max_size=3)
+    sizes = st.lists(st.integers(0, 4), min_size=3, max_size=3)
+    base, first = torch.zeros(256), data.draw(steps)
+    both = [
+        base.as_strided(data.draw(sizes), found, data.draw(st.integers(0, 40)))
+        for found in (first, data.draw(st.one_of(st.just(first), steps)))
+    ]
+    places = [
+        torch.arange(256).as_strided(x.shape, x.stride(), x.storage_offset()).flatten().tolist()
+        for x in both
+    ]
+    assert meet(*both) == bool(set(places[0]) & set(places[1]))
+    assert [meets_itself(x) for x in both] == [len(set(one)) < len(one) for one in places]
+
+
+def test_error_views_of_leaves_and_odd_arguments() -> None:
+    rot, leaf = rotation(5, 4), torch.randn(2, 4, 5, 8, requires_grad=True)
+    q, packed = torch.randn(2, 4, 5, 8), torch.randn(1, 5, 48, requires_grad=True)
+    held = q.clone()
+    with pytest.raises(PositionError, match="k is a leaf that trains, or a view of one"):
+        rotate_(q, leaf[:, :2], rot)
+    assert torch.equal(q, held), "nothing is written before all is looked at"
+    with pytest.raises(PositionError, match="qkv is a leaf"):
+        rotate_packed_(packed.view(1, 5, 3, 2, 8), rot)
+    for kv_heads in (1.0, "1", True):
+        with pytest.raises(PositionError, match="kv_heads is"):
+            rotate_packed_(torch.randn(1, 5, 6, 8), rot, kv_heads=kv_heads)
+    for call in (
+        lambda: rotate_(q, leaf.detach(), None),
+        lambda: rotate_packed_(torch.randn(1, 5, 3, 2, 8), (rot.cos, rot.sin)),
+    ):
+        with pytest.raises(PositionError, match=r"rotation is .*; a Rotation is required"):
+            call()
+    with pytest.raises(PositionError, match=r"layout is \['bhnd'\]"):
+        rotate(q, q, rot, layout=["bhnd"])
+    assert rotate_packed_(torch.randn(1, 5, 3, 0, 8), rot).shape == (1, 5, 3, 0, 8)

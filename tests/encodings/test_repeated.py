@@ -8,6 +8,7 @@ from unittest.mock import patch
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.nn.utils import prune
 
 from visionpos import Dims, Grid
@@ -188,3 +189,16 @@ def test_nothing_of_a_transform_is_kept(kind: str) -> None:
                 (torch.ones_like(value),),
             )
             assert torch.equal(tangent, torch.ones_like(tangent))
+
+
+@pytest.mark.parametrize("kind", ["log", "fire"])
+def test_nothing_fake_is_kept(kind: str) -> None:
+    """A model planned under a mode that makes new tensors fake gives real tables afterwards, and the other way."""
+    module = made(kind)
+    with torch.no_grad():
+        for grid in (GRID, Grid(5, 2)):
+            if grid != GRID:
+                module.distinct(grid)
+            with FakeTensorMode(allow_non_fake_inputs=True):
+                assert isinstance(module.distinct(grid), FakeTensor)
+            assert torch.equal(module.distinct(grid), fresh(module, grid))

@@ -3,7 +3,9 @@
 import copy
 import pickle
 from functools import partial
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -17,6 +19,7 @@ from tests.strategies import grids, seeds, shifts
 from tests.tolerances import assert_close_to
 from visionpos import Grid, PositionError, Rotation
 from visionpos.geometry import rotate as plain_rotate
+from visionpos.geometry.separable import joined
 
 PAIRINGS = ("half", "adjacent")
 
@@ -342,3 +345,25 @@ def test_reference_half_precision_tables():
     wide = Rotation(halves.cos.float(), halves.sin.float(), "half")
     x = torch.randn(1, 1, 15, 8).bfloat16()
     assert torch.equal(halves.apply(x), wide.apply(x))
+
+
+@pytest.mark.parametrize(
+    ("cos", "sin", "words"),
+    [
+        (torch.zeros(3, 4, dtype=torch.int64), torch.zeros(3, 4), "cos is torch.int64"),
+        (torch.zeros(3, 4), torch.zeros(3, 4, dtype=torch.complex64), "sin is torch.complex64"),
+        (1, 2, "cos is int"),
+        (torch.zeros(3, 4), torch.zeros(3, 4, device="meta"), "one device"),
+    ],
+)
+def test_error_names_tables_that_are_none(cos: Any, sin: Any, words: str) -> None:
+    with pytest.raises(PositionError, match=words):
+        Rotation(cos, sin)
+
+
+def test_tables_of_one_numpy_array_are_joined_by_a_copy() -> None:
+    parts = np.random.default_rng(0).random((3, 4, 2)).astype(np.float32)
+    cos, sin = torch.from_numpy(parts[..., 0]), torch.from_numpy(parts[..., 1])
+    assert torch.equal(torch.view_as_real(joined(cos, sin)), torch.from_numpy(parts))
+    turns = torch.complex(cos, sin).conj()
+    assert torch.equal(joined(turns.real, turns.imag).imag, -sin)

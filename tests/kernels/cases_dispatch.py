@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 import visionpos as vp
+from tests.kernels.oracle import normalised
 from visionpos.geometry import rotate as plain
 from visionpos.kernels import device
 
@@ -28,6 +29,10 @@ def dispatch() -> Iterator[Case]:
         yield f"norm {norm}", partial(normed, norm)
         for pairing in ("half", "adjacent"):
             yield f"norm gradient {norm} {pairing}", partial(norm_gradient, norm, pairing)
+    for pairing, form in product(("half", "adjacent"), ("tables", "coords", "rms", "layer", "l2")):
+        yield f"gradient of gradient {pairing} {form}", partial(curvature, pairing, form)
+    for pairing in ("half", "adjacent"):
+        yield f"negated views {pairing}", partial(negated, pairing)
 
 
 def counted(name: str) -> Any:
@@ -121,3 +126,53 @@ def norm_gradient(norm: str, pairing: str) -> None:
         wanted = run()
     for one, other in zip(got, wanted, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=2e-5)
+
+
+def curvature(pairing: str, form: str) -> None:
+    """A penalty on gradients, by autograd.grad: nothing between the two passes is left out."""
+    q, k = torch.randn(1, 2, 6, 16), torch.randn(1, 1, 6, 16)
+    coords, freqs, weight = torch.randn(5, 2), torch.randn(2, 8), torch.randn(16)
+
+    def run(*, fast: bool) -> list[Tensor]:
+        leaves = [part.clone().requires_grad_() for part in (q, k, freqs, weight)]
+        x, y, f, w = leaves
+        learned = vp.Rotation.of(vp.angles(coords, f), pairing)
+        fixed = vp.Rotation.of(vp.angles(coords, freqs), pairing)
+        if form == "coords" and fast:
+            out = vp.rotate_at(x, y, coords, f, pairing=pairing, prefix=1)
+        elif form in ("coords", "tables"):
+            out = (vp.rotate if fast else plain)(x, y, learned, prefix=1)
+        elif fast:
+            out = vp.norm_rotate(x, y, fixed, norm=form, weight_k=w, prefix=1)
+        else:
+            one, other = (normalised(x, form, None, None), normalised(y, form, w, None))
+            out = plain(one, other, fixed, prefix=1)
+        first = torch.autograd.grad(
+            sum((part**3).sum() for part in out), leaves, create_graph=True, allow_unused=True
+        )
+        total = sum(part.square().sum() for part in first if part is not None)
+        return list(torch.autograd.grad(total, leaves, allow_unused=True))
+
+    for one, other in zip(run(fast=True), run(fast=False), strict=True):
+        assert (one is None) == (other is None)
+        if one is not None:
+            assert (one - other).norm() < 1e-4 * other.norm()
+
+
+def negated(pairing: str) -> None:
+    """Views that negate memory, which the kernels would read as it lies: conjugate tables, queries, gradients."""
+    q, k, turns = torch.randn(1, 2, 6, 16), torch.randn(1, 1, 6, 16), torch.randn(5, 8)
+    turns = torch.polar(torch.ones_like(turns), turns).conj()
+    back = vp.Rotation(turns.real, turns.imag, pairing)
+    there = vp.Rotation(turns.real, turns.imag.resolve_neg(), pairing)
+    leaf = q.clone().requires_grad_()
+    for x, wanted in ((torch._neg_view(q), -q), (leaf, q)):
+        for turn in (vp.rotate, vp.norm_rotate):
+            out, _ = turn(x, k, back, prefix=1)
+            torch.testing.assert_close(
+                out, turn(wanted.double(), k.double(), there, prefix=1)[0].float()
+            )
+    out, _ = vp.rotate(leaf, k, there, prefix=1)
+    (grad,) = torch.autograd.grad(out, leaf, torch._neg_view(torch.ones_like(q)))
+    inverse = vp.Rotation(there.cos, -there.sin, pairing)
+    torch.testing.assert_close(grad, inverse.apply(-torch.ones_like(q), prefix=1))

@@ -216,3 +216,9 @@ def test_error_shapes_and_dtypes() -> None:
         LinePlan(one[0], one, two, one, None, 0)
     with pytest.raises(PositionError, match=r"base is torch.int64 with steps that are fractions"):
         LinePlan(one[0], one, one, one, one + 1, 0)
+    for dtype in (
+        torch.int32,
+        torch.float32,
+    ):  # moved to a device, their bytes would be read two at a time
+        with pytest.raises(PositionError, match=r"base is .*; int64, or float64"):
+            LinePlan(one[0], one.to(dtype), one, one, None, 0)

@@ -5,6 +5,7 @@ import torch
 from torch import Tensor
 
 import visionpos as vp
+from visionpos.geometry import rotate as plain
 from visionpos.geometry.separable import joined
 from visionpos.kernels import rotate as kernel
 
@@ -131,3 +132,48 @@ def test_joined_reads_no_foreign_memory():
     ):
         target = cos + 1j * sin
         assert torch.equal(joined(cos, sin), target)
+
+
+@pytest.mark.parametrize("pairing", PAIRINGS)
+@pytest.mark.parametrize("form", ["q and k", "packed", "packed for every head"])
+def test_gradient_of_gradient_in_place(form, pairing):
+    """A penalty on gradients sees the turn in place: what autograd.grad is not let through, it leaves out silently."""
+    torch.manual_seed(0)
+    lead = (3,) if form == "packed for every head" else ()
+    rotation = vp.Rotation.of(torch.randn(*lead, 4, 3, dtype=torch.float64), pairing)
+    leaf = torch.randn(2, 5, 3, 3, 8, dtype=torch.float64)
+    weight = torch.randn(3, 2, 3, 5, 8, dtype=torch.float64)
+
+    def run(*, in_place: bool) -> list[Tensor]:
+        x, w = (part.clone().requires_grad_() for part in (leaf, weight))
+        whole = x * 1.0
+        q, k, v = (whole[:, :, at].transpose(1, 2) for at in range(3))
+        if not in_place:
+            q, k = plain(q, k, rotation, prefix=1)
+        elif form == "q and k":
+            q, k = vp.rotate_(q * 1.0, k * 1.0, rotation, prefix=1)
+        else:
+            whole = vp.rotate_packed_(whole, rotation, prefix=1)
+            q, k, v = (whole[:, :, at].transpose(1, 2) for at in range(3))
+        energy = sum((part**3 * one).sum() for part, one in zip((q, k, v), w, strict=True))
+        (grad,) = torch.autograd.grad(energy, x, create_graph=True)
+        return list(torch.autograd.grad(grad.square().sum(), (x, w)))
+
+    for one, other in zip(run(in_place=True), run(in_place=False), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("pairing", PAIRINGS)
+def test_conjugates_turn_back(pairing):
+    """The sines of `turns.conj()` are a view that negates memory; read as they lie, they turn the wrong way."""
+    turns = torch.polar(torch.ones(5, 4), torch.randn(5, 4))
+    back = vp.Rotation(turns.conj().real, turns.conj().imag, pairing)
+    assert back.sin.is_neg()
+    x, norms = torch.randn(2, 3, 5, 8), {"norm": "l2", "eps": 0.0}
+    there = vp.Rotation(turns.real, turns.imag, pairing)
+    torch.testing.assert_close(vp.turn(vp.turn(x, there), back), x)
+    torch.testing.assert_close(vp.rotate_(*vp.rotate(x, 2 * x, there), back)[1], 2 * x)
+    unit = x / x.norm(dim=-1, keepdim=True)
+    torch.testing.assert_close(vp.norm_rotate(vp.turn(x, there), x, back, **norms)[0], unit)
+    negated = torch._neg_view(x)
+    torch.testing.assert_close(vp.turn(vp.turn(negated, there), back), -x)

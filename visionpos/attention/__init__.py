@@ -12,11 +12,12 @@ from visionpos.attention.fused import norm_rotate, rotate_at
 from visionpos.attention.places import rotate_, rotate_packed_
 
 if TYPE_CHECKING:
-    from visionpos.kernels.scores import attend, score_mod
+    from visionpos.kernels.scores import attend, pair_score_mod, score_mod
 
 __all__ = [
     "attend",
     "norm_rotate",
+    "pair_score_mod",
     "rotate",
     "rotate_",
     "rotate_at",
@@ -28,7 +29,7 @@ __all__ = [
 if not TYPE_CHECKING:  # a type checker would take any name as given
 
     def __getattr__(name: str) -> Any:
-        """Return `attend` or `score_mod`, whose files import the room of encodings (PEP 562)."""
+        """Return `attend` or a score function, whose files import the room of encodings (PEP 562)."""
         if name not in __all__:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         from visionpos.kernels import scores

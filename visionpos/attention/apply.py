@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from visionpos.attention.layouts import Layout, is_fast, swapped, tables_of
+from visionpos.attention.layouts import Layout, checked_rotation, is_fast, swapped, tables_of
 from visionpos.geometry.rotation import Rotation
 from visionpos.geometry.rotation import rotate as plain_rotate
 from visionpos.kernels.rotate import How, turned
@@ -80,7 +80,7 @@ def turn(x: Tensor, rotation: Rotation) -> Tensor:
         >>> turn(torch.ones(1, 1, 2, 4), Rotation.of(torch.zeros(2, 2))).shape
         torch.Size([1, 1, 2, 4])
     """
-    return _turn((x,), rotation, 0, 0, kept=False)[0]
+    return _turn((x,), checked_rotation(rotation), 0, 0, kept=False)[0]
 
 
 def _turn(

@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any, get_args
 
 import torch
 
 from visionpos.attention.apply import rotate
-from visionpos.attention.layouts import Layout, checked_tensor, is_fast, swapped, tables_of
+from visionpos.attention.layouts import (
+    Layout,
+    checked_rotation,
+    checked_tensor,
+    is_fast,
+    swapped,
+    tables_of,
+)
 from visionpos.errors import PositionError
 from visionpos.geometry.freqs import angles
+from visionpos.geometry.places import check_points
 from visionpos.geometry.points import known
 from visionpos.geometry.rotation import Rotation
+from visionpos.geometry.rotation import rotate as plain_rotate
 from visionpos.kernels.choices import Accuracy, Norm, Rounding
 from visionpos.kernels.device import (
     CoordsTurned,
@@ -74,12 +84,36 @@ def rotate_at(
         raise PositionError(f"accuracy is {accuracy!r}; it must be 'reference' or 'exact'.")
     for name, part in (("q", q), ("k", k), ("coords", coords), ("freqs", freqs)):
         checked_tensor(part, name)
+    check_points(coords, None, "coords", rank=2)
+    if freqs.ndim < 2 or freqs.is_complex():
+        raise PositionError(
+            f"freqs are {freqs.dtype} of shape {tuple(freqs.shape)}; real [axes, pairs] or [heads, axes, pairs] is "
+            "required. Use unsqueeze(0) for a single axis."
+        )
     if serves_coords(q, k, coords, pairing):
         seen = swapped(q, layout, "q"), swapped(k, layout, "k")
+
+        def plain(q: Tensor, k: Tensor, freqs: Tensor) -> tuple[Tensor, Tensor]:
+            rotation = _rotation_at(coords, freqs, pairing, accuracy, scale, q.dtype)
+            return plain_rotate(q, k, rotation, prefix=prefix, suffix=suffix)
+
         turned_q, turned_k = CoordsTurned.apply(
-            *seen, coords, freqs, pairing, accuracy, scale, prefix, suffix
+            *seen, coords, freqs, pairing, accuracy, scale, prefix, suffix, plain
         )
         return swapped(turned_q, layout, "q"), swapped(turned_k, layout, "k")
+    rotation = _rotation_at(coords, freqs, pairing, accuracy, scale, q.dtype)
+    return rotate(q, k, rotation, prefix=prefix, suffix=suffix, layout=layout)
+
+
+def _rotation_at(
+    coords: Tensor,
+    freqs: Tensor,
+    pairing: Pairing,
+    accuracy: Accuracy,
+    scale: float,
+    of: torch.dtype,
+) -> Rotation:
+    """Return the rotation at coordinates for tensors of a dtype; other arguments as in `rotate_at`."""
     dtype = torch.float64 if accuracy == "exact" else torch.float32
     wide = torch.promote_types(dtype, torch.promote_types(freqs.dtype, dtype))
     places, steps = coords.to(wide), freqs.to(wide if accuracy == "exact" else torch.float32)
@@ -87,9 +121,9 @@ def rotate_at(
         places = places.unsqueeze(-3)
     turns = angles(places.to(steps.dtype), steps)
     rotation = Rotation.of(turns, pairing, scale=scale, axes=freqs.shape[-2])
-    if q.dtype != torch.float64:
-        rotation = Rotation(rotation.cos.float(), rotation.sin.float(), pairing, rotation.axes)
-    return rotate(q, k, rotation, prefix=prefix, suffix=suffix, layout=layout)
+    if of == torch.float64:
+        return rotation
+    return Rotation(rotation.cos.float(), rotation.sin.float(), pairing, rotation.axes)
 
 
 def norm_rotate(
@@ -138,23 +172,18 @@ def norm_rotate(
         >>> out[0, 0, 0].round().tolist()
         [1.0, 1.0, 1.0, 1.0]
     """
-    if norm not in get_args(Norm) or rounding not in get_args(Rounding):
-        raise PositionError(
-            f"norm is {norm!r} and rounding {rounding!r}; norm must be one of {list(get_args(Norm))}, rounding one of "
-            f"{list(get_args(Rounding))}."
-        )
     vectors: dict[str, Any] = {
         "weight_q": weight_q,
         "weight_k": weight_k,
         "bias_q": bias_q,
         "bias_k": bias_k,
     }
+    checked_rotation(rotation)
+    for name, x in (("q", q), ("k", k)):
+        checked_tensor(x, name)
+    _check_norming(Norming(norm, eps, rounding))
     for name, vector in vectors.items():
-        if vector is not None and tuple(vector.shape) != (checked_tensor(q, "q").shape[-1],):
-            raise PositionError(
-                f"{name} has shape {tuple(vector.shape)}; [head_dim] is required, head_dim {q.shape[-1]}. Pass the "
-                "norm's own weight."
-            )
+        _check_vector(vector, name, q)
     seen = swapped(q, layout, "q"), swapped(k, layout, "k")
     learns = trains((q, k, rotation.cos, *vectors.values()))
     whole = not rotation.cos.requires_grad and 2 * rotation.pairs == q.shape[-1]
@@ -179,6 +208,37 @@ def norm_rotate(
     normed_q, normed_k = (normed(*part, how) for part in given)
     out_q, out_k = rotate(normed_q, normed_k, rotation, prefix=prefix, suffix=suffix, layout=layout)
     return out_q.to(q.dtype), out_k.to(k.dtype)
+
+
+def _check_norming(how: Norming) -> None:
+    """Refuse norms and roundings that have no name here, and what cannot be added to a variance."""
+    if how.norm not in get_args(Norm) or how.rounding not in get_args(Rounding):
+        raise PositionError(
+            f"norm is {how.norm!r} and rounding {how.rounding!r}; norm must be one of {list(get_args(Norm))}, rounding "
+            f"one of {list(get_args(Rounding))}."
+        )
+    eps: Any = how.eps
+    if not isinstance(eps, int | float) or not 0 <= eps < math.inf:
+        raise PositionError(
+            f"eps is {eps!r}; a finite number of at least 0 is required (1e-6 is usual)."
+        )
+
+
+def _check_vector(vector: Any, name: str, q: Tensor) -> None:
+    """Refuse a weight or bias that is no vector of head_dim floats where q is."""
+    if vector is None:
+        return
+    given = checked_tensor(vector, name)
+    if tuple(given.shape) != tuple(q.shape[-1:]):
+        raise PositionError(
+            f"{name} has shape {tuple(given.shape)}; [head_dim] is required, head_dim {q.shape[-1]}. Pass the norm's "
+            "own weight."
+        )
+    if not given.is_floating_point() or given.device != q.device:
+        raise PositionError(
+            f"{name} is {given.dtype} on {given.device} and q on {q.device}; floats on one device are required. Cast "
+            "or move it."
+        )
 
 
 def _in_blocks(xs: tuple[Tensor, ...], rotation: Rotation) -> bool:

@@ -8,11 +8,10 @@ import torch
 
 from visionpos.errors import PositionError
 from visionpos.geometry.points import known
+from visionpos.geometry.rotation import Rotation
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-    from visionpos.geometry.rotation import Rotation
 
 Layout = Literal["bhnd", "bnhd", "thd"]
 _FAST = ("half", "adjacent", "half_per_axis")
@@ -25,11 +24,22 @@ def checked_tensor(x: Tensor, name: str) -> Tensor:
     return x.detach()
 
 
+def checked_rotation(rotation: object) -> Rotation:
+    """Return the rotation, after refusing what is none."""
+    if not isinstance(rotation, Rotation):
+        raise PositionError(
+            f"rotation is {type(rotation).__name__}; a Rotation is required, as Rotation.of(angles) or an encoding's "
+            "call gives it. Use rotate for the turns of other schemes."
+        )
+    return rotation
+
+
 def swapped(x: Tensor, layout: Layout, name: str) -> Tensor:
     """Return x as `[..., heads, n, head_dim]`, or back: the change is its own inverse."""
     if layout == "bhnd":
         return x
-    dims = {"bnhd": 4, "thd": 3}.get(layout)
+    given: object = layout  # a list has no hash
+    dims = {"bnhd": 4, "thd": 3}.get(given) if isinstance(given, str) else None
     if dims is None:
         raise PositionError(f"layout is {layout!r}; it must be 'bhnd', 'bnhd' or 'thd'.")
     if checked_tensor(x, name).ndim != dims:
@@ -41,9 +51,12 @@ def swapped(x: Tensor, layout: Layout, name: str) -> Tensor:
 
 
 def tables_of(dtype: torch.dtype, rotation: Rotation) -> tuple[Tensor, Tensor]:
-    """Return cosines and sines in the dtype of the arithmetic."""
+    """Return cosines and sines in the dtype of the arithmetic, as numbers that lie in memory.
+
+    The sines of a conjugate are a view that negates what lies there, and kernels read what lies there.
+    """
     wide = torch.promote_types(torch.float32, torch.promote_types(dtype, rotation.cos.dtype))
-    return rotation.cos.to(wide), rotation.sin.to(wide)
+    return rotation.cos.to(wide).resolve_neg(), rotation.sin.to(wide).resolve_neg()
 
 
 def is_fast(x: Tensor, rotation: Rotation) -> bool:

@@ -7,9 +7,18 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from visionpos.attention.layouts import Layout, checked_tensor, is_fast, swapped, tables_of
+from visionpos.attention.layouts import (
+    Layout,
+    checked_rotation,
+    checked_tensor,
+    is_fast,
+    swapped,
+    tables_of,
+)
+from visionpos.attention.overlap import meet, meets_itself
 from visionpos.errors import PositionError
 from visionpos.geometry.points import known
+from visionpos.geometry.ranges import is_integer
 from visionpos.geometry.rotation import Rotation
 from visionpos.kernels.rotate import How, turned_in_place
 
@@ -43,9 +52,10 @@ def rotate_(
         >>> turned is q, q[0, 0, 0].round().tolist()
         (True, [-1.0, -1.0])
     """
+    checked_rotation(rotation)
     for name, x in (("q", q), ("k", k)):
         checked_tensor(x, name)
-    if q is k or (known(q) and _overlap(q, k)):
+    if q is k or (known(q) and meet(q, k)):
         raise PositionError(
             "q and k share memory, which would turn twice; two tensors are required. Clone one of them."
         )
@@ -85,10 +95,11 @@ def rotate_packed_(
         >>> out is qkv, bool((out[:, :1] == 1).all()), bool((out[:, :, 2] == 1).all())
         (True, True, True)
     """
+    checked_rotation(rotation)
     heads, keys = _packed_heads(qkv, kv_heads)
     shared = all(size == 1 for size in rotation.cos.shape[-3:-2])
     # Heads of queries and keys that do not lie in one row, as in a transposed [b, n, heads, 3, head_dim], have no view.
-    apart = qkv.ndim == 5 and qkv.stride(2) != heads * qkv.stride(3)
+    apart = qkv.ndim == 5 and heads > 0 and qkv.stride(2) != heads * qkv.stride(3)
     cuts = [(0, heads), (heads, heads + keys)]
     cuts = [(0, heads + keys)] if shared and not apart else cuts
 
@@ -123,9 +134,13 @@ def _inside(x: Tensor, rotation: Rotation, prefix: int, suffix: int) -> Tensor:
 
 def _check_place(x: Tensor, name: str, rotation: Rotation, stretch: Tensor) -> None:
     """Refuse what cannot be written to, would be written to twice, or loses what its gradient needs."""
-    if torch.is_grad_enabled() and x.requires_grad and x.is_leaf:
+    eager, meta = known(x), torch._C._autograd  # noqa: SLF001 (no public name)
+    root = x._base if eager and x._is_view() else None  # noqa: SLF001 (no public name)
+    leaf = x.is_leaf or (root is not None and root.is_leaf)
+    if torch.is_grad_enabled() and x.requires_grad and leaf:
         raise PositionError(
-            f"{name} is a leaf that trains and cannot be turned in place; an activation is required. Use rotate."
+            f"{name} is a leaf that trains, or a view of one, and cannot be turned in place; an activation is "
+            "required. Use rotate."
         )
     if torch.is_grad_enabled() and (rotation.cos.requires_grad or rotation.sin.requires_grad):
         raise PositionError(
@@ -133,7 +148,6 @@ def _check_place(x: Tensor, name: str, rotation: Rotation, stretch: Tensor) -> N
             "is required. Use rotate."
         )
     # Autograd refuses these only while it writes, the second of two tensors after the first.
-    eager, meta = known(x), torch._C._autograd  # noqa: SLF001 (no public name)
     bound = eager and torch.is_grad_enabled() and x.requires_grad and x._is_view()  # noqa: SLF001 (no public name)
     if bound and meta._get_creation_meta(x) != meta.CreationMeta.DEFAULT:  # noqa: SLF001 (as above)
         raise PositionError(
@@ -147,31 +161,12 @@ def _check_place(x: Tensor, name: str, rotation: Rotation, stretch: Tensor) -> N
             "Clone it, or use rotate."
         )
     steps = zip(stretch.stride(), stretch.shape, strict=True)
-    if any(step == 0 and size > 1 for step, size in steps):
+    shared = any(step == 0 and size > 1 for step, size in steps) and stretch.numel() > 0
+    if shared or (eager and meets_itself(stretch)):
         raise PositionError(
             f"{name} has strides {x.stride()} for shape {tuple(x.shape)}; entries that share memory would turn more "
             "than once. Use rotate, or clone it."
         )
-
-
-def _overlap(q: Tensor, k: Tensor) -> bool:
-    """Return whether two tensors of equal strides share an entry; of other strides, whether they begin alike."""
-    if not q.numel() or not k.numel() or q.device != k.device:
-        return False
-    apart = k.data_ptr() - q.data_ptr()
-    if q.stride() != k.stride() or q.dtype != k.dtype or apart % q.element_size():
-        return apart == 0
-    dims = sorted(zip(q.stride(), q.shape, k.shape, strict=True), reverse=True)
-    return _reached(apart // q.element_size(), dims)
-
-
-def _reached(apart: int, dims: list[tuple[int, int, int]]) -> bool:
-    """Return whether a place in q and one in k can be the same, `apart` entries between their beginnings."""
-    if not dims:
-        return apart == 0
-    (step, of_q, of_k), *rest = dims
-    steps = {apart // step, -(-apart // step)} if step else {0}
-    return any(-of_k < taken < of_q and _reached(apart - taken * step, rest) for taken in steps)
 
 
 def _packed_heads(qkv: Any, kv_heads: int | None) -> tuple[int, int]:
@@ -179,7 +174,7 @@ def _packed_heads(qkv: Any, kv_heads: int | None) -> tuple[int, int]:
     shape = tuple(qkv.shape) if isinstance(qkv, torch.Tensor) else ()
     if len(shape) == 5 and shape[2] == 3 and kv_heads in (None, shape[3]):
         return shape[3], shape[3]
-    if len(shape) == 4 and kv_heads is not None and 0 < 2 * kv_heads < shape[2]:
+    if len(shape) == 4 and is_integer(kv_heads) and kv_heads and 0 < 2 * kv_heads < shape[2]:
         return shape[2] - 2 * kv_heads, kv_heads
     raise PositionError(
         f"qkv has shape {shape or type(qkv).__name__} and kv_heads is {kv_heads}; [b, n, 3, heads, head_dim], or "

@@ -60,11 +60,14 @@ def laid(values: Tensor, queries: int, keys: int) -> Tensor:
         >>> laid(line_steps(2, 3), 2, 3).tolist()
         [[1.0, 0.0, -1.0], [2.0, 1.0, 0.0]]
     """
+    if torch.compiler.is_compiling():  # a window would tie the graph to its size
+        index = _places(queries, keys, values.device)
+        return values.index_select(-1, index.flatten()).unflatten(-1, index.shape)
     return values.unfold(-1, keys, 1)[..., :queries, :].flip(-2)
 
 
 def shifted(rows: Tensor, keys: int) -> Tensor:
-    """Return `[..., n, keys]`, a view: entry (i, j) is entry j - i + n - 1 of row i of `[..., n, span]`.
+    """Return `[..., n, keys]`, in eager mode a view: entry (i, j) is entry j - i + n - 1 of row i of `[..., n, span]`.
 
     A span of n + keys - 1 differences serves every pair. A span of keys, the differences of at least 0, serves pairs
     whose key comes no later than the query; the others hold numbers of other pairs and have to be masked.
@@ -81,9 +84,18 @@ def shifted(rows: Tensor, keys: int) -> Tensor:
         Transformer-XL (arXiv 1901.02860): its shift pads a column and copies; here no number moves.
     """
     count, span = rows.shape[-2:]
+    if torch.compiler.is_compiling():
+        index = _places(count, keys, rows.device).clamp(max=span - 1)
+        return rows.gather(-1, index.expand(*rows.shape[:-2], -1, -1))
     if span == 1:
         return rows
     return rows.flatten(-2)[..., count - 1 :].unfold(-1, keys, span - 1)[..., :count, :]
+
+
+def _places(queries: int, keys: int, device: torch.device) -> Tensor:
+    """Return `[queries, keys]` int64, the number of every pair's difference."""
+    late = torch.arange(queries, device=device).unsqueeze(1)
+    return torch.arange(keys, device=device) - late + (queries - 1)
 
 
 def check_line(queries: int, keys: int) -> None:
@@ -99,25 +111,25 @@ def check_line(queries: int, keys: int) -> None:
         )
 
 
-def check_rows(x: Tensor, name: str, sizes: tuple[int, int], grid: Grid, *, whole: bool) -> None:
-    """Refuse queries or keys that are no tokens of a grid.
+def check_rows(x: Tensor, name: str, sizes: tuple[int, int], keys: int, *, whole: bool) -> None:
+    """Refuse queries or keys that are no tokens of a line.
 
     Args:
         x: `[b, heads, tokens, channels]`.
         name: of the argument.
         sizes: heads and channels.
-        grid: the lattice of all keys.
+        keys: tokens of the line.
         whole: whether every token is required; else any last ones are taken.
 
     Raises:
         PositionError: naming the shape and what is required.
     """
     good = x.ndim == 4 and (x.shape[1], x.shape[3]) == sizes
-    if not good or not (x.shape[2] == grid.size if whole else 1 <= x.shape[2] <= grid.size):
-        count = f"{grid.size}" if whole else f"1 to {grid.size}"
+    if not good or not (x.shape[2] == keys if whole else 1 <= x.shape[2] <= keys):
+        count = f"{keys}" if whole else f"1 to {keys}"
         raise PositionError(
-            f"{name} has shape {tuple(x.shape)}; [b, {sizes[0]}, {count}, {sizes[1]}], tokens of grid {grid.shape}, is "
-            "required. Pass the grid of all keys, Grid(1, m) for a line of m, and the Dims of the model."
+            f"{name} has shape {tuple(x.shape)}; [b, {sizes[0]}, {count}, {sizes[1]}] is required, tokens of the grid. "
+            "Pass the grid of all keys, Grid(1, m) for a line of m, and the Dims of the model."
         )
 
 

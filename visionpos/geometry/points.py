@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch._C._functorch import is_functorch_wrapped_tensor
 from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.autograd import forward_ad
 from torch.compiler import is_compiling
 
@@ -24,7 +25,11 @@ def known(values: Tensor) -> bool:
     """Return whether there are values at all to be looked at, if need be by waiting for a device."""
     if is_compiling() or values.is_meta or _transformed():
         return False
-    return not isinstance(values, FakeTensor) and not is_functorch_wrapped_tensor(values)
+    if isinstance(values, (FakeTensor, FunctionalTensor)) or is_functorch_wrapped_tensor(values):
+        return False
+    # What a plain tensor is compared with would be fake while a mode makes every new tensor so.
+    modes = torch._C  # noqa: SLF001 (no public name)
+    return modes._get_dispatch_mode(modes._TorchDispatchModeKey.FAKE) is None  # noqa: SLF001 (as above)
 
 
 def _transformed() -> bool:

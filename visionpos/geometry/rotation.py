@@ -14,7 +14,7 @@ from visionpos.errors import PositionError
 from visionpos.geometry.grid import is_whole
 from visionpos.geometry.kept import picked
 from visionpos.geometry.ranges import check_exempt
-from visionpos.geometry.turned import check_turned
+from visionpos.geometry.turned import check_tables, check_turned
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -54,6 +54,7 @@ class Rotation:
                 f"pairing is {self.pairing!r}; it must be 'half' or 'adjacent', or one of 'half_per_axis' and "
                 "'adjacent_tiled' with axes."
             )
+        check_tables(self.cos, self.sin)
         if self.cos.shape != self.sin.shape or self.cos.ndim < 2:
             raise PositionError(
                 f"cos has shape {tuple(self.cos.shape)} and sin {tuple(self.sin.shape)}; both must be "

@@ -71,7 +71,15 @@ def joined(cos: Tensor, sin: Tensor) -> Tensor:
     """Return cosines and sines as complex numbers, without a copy where they are the parts of some."""
     strides, size = cos.stride(), cos.element_size()
     apart = sin.data_ptr() - cos.data_ptr()
-    if apart == size and strides == sin.stride() and all(step % 2 == 0 for step in strides):
+    # Two storages may be views of one array of numpy, and a negated view does not hold its numbers.
+    one = cos.untyped_storage().data_ptr() == sin.untyped_storage().data_ptr()
+    plain = one and not (cos.is_neg() or sin.is_neg())
+    if (
+        plain
+        and apart == size
+        and strides == sin.stride()
+        and all(step % 2 == 0 for step in strides)
+    ):
         whole = torch.as_strided(cos, (*cos.shape, 2), (*strides, 1))
         return (
             torch.view_as_complex(whole)

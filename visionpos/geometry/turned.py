@@ -51,3 +51,21 @@ def check_turned(x: Tensor, lead: torch.Size, device: torch.device) -> None:
             f"the rotation has leading sizes {tuple(lead)} and x {tuple(room)}; each must be 1 or equal. "
             "Frequencies a head cannot turn keys of fewer heads: repeat them first."
         )
+
+
+def check_tables(cos: object, sin: object) -> None:
+    """Refuse cosines and sines that are no tensors of floats, or lie on two devices.
+
+    Raises:
+        PositionError: naming which, and what it is.
+    """
+    for name, table in (("cos", cos), ("sin", sin)):
+        if not (isinstance(table, Tensor) and table.is_floating_point()):
+            what = table.dtype if isinstance(table, Tensor) else type(table).__name__
+            raise PositionError(
+                f"{name} is {what}; a tensor of floats is required. Build it with Rotation.of(angles)."
+            )
+    if isinstance(cos, Tensor) and isinstance(sin, Tensor) and cos.device != sin.device:
+        raise PositionError(
+            f"cos is on {cos.device} and sin on {sin.device}; one device is required. Move one of them."
+        )

@@ -154,9 +154,8 @@ def _geometric(cells: Tensor, source: int, target: float | Tensor) -> Tensor:
     half, reach = source // 2, target // 2
     ratio = _series_ratio(half, reach)
     steps = [sum(ratio**power for power in range(count)) for count in range(1, half + 1)]
-    knots = torch.tensor([-step for step in reversed(steps)] + [0.0, *steps], dtype=cells.dtype).to(
-        cells.device
-    )
+    places = [-step for step in reversed(steps)] + [0.0, *steps]
+    knots = torch.tensor(places, dtype=cells.dtype, device=cells.device)
     place = (cells - reach).clamp(knots[0], knots[-1])
     right = torch.searchsorted(knots, place.contiguous()).clamp(1, source - 1)
     share = ((place - knots[right - 1]) / (knots[right] - knots[right - 1])).unsqueeze(-1)

@@ -73,8 +73,8 @@ class Yarn(Stretch):
         slow = slowness(pairs, theta, dtype)
         if theta <= 1:
             raise PositionError(
-                f"theta is {theta}; YaRN's ramp needs a ladder that slows down, a base above 1. Read rope_theta from the "
-                "checkpoint."
+                f"theta is {theta}; YaRN's ramp needs a ladder that slows down, a base above 1. Read rope_theta from "
+                "the checkpoint."
             )
         keep = self._kept(pairs, theta, dtype)
         return 1.0 / (self.factor * slow) * (1 - keep) + 1.0 / slow * keep

@@ -115,11 +115,20 @@ def _spread(table: Tensor, own: Tensor, sides: tuple[int, ...], prefix: int) -> 
     out = table.new_empty(heads, prefix + n, prefix + n)
     laid, cells = table.flip(-1), 1  # flat order reversed: every axis is
     for side in reversed(sides[1:]):
-        rows = laid.view(heads, -1, (2 * side - 1) * cells)
+        wide = (2 * side - 1) * cells
+        rows = laid.reshape(
+            heads, prod(laid.shape[1:]) // wide, wide
+        )  # -1 is no size where there are no heads
         laid = torch.stack(_stretches(rows, side * cells, cells), dim=1)
         cells *= side
-    rows = laid.view(heads, cells, -1)
-    torch.cat(_stretches(rows, n, cells), dim=1, out=out[:, prefix:, prefix:])
+    parts = _stretches(laid.reshape(heads, cells, (2 * sides[0] - 1) * cells), n, cells)
+    inside = out[:, prefix:, prefix:]
+    if (
+        len(parts) == 1
+    ):  # cat of one tensor writes nothing into some views (torch 2.14: one head, one cell)
+        inside.copy_(parts[0])
+    else:
+        torch.cat(parts, dim=1, out=inside)
     if prefix:
         for place, number in zip(_frame(out, prefix), own.unbind(-1), strict=True):
             place.copy_(number[:, None, None])

@@ -6,15 +6,14 @@ operations turn q and k: see `rotate`.
 
 from __future__ import annotations
 
-from functools import cache
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.autograd import Function
-from torch.autograd.function import once_differentiable
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from torch import Tensor
 
@@ -49,7 +48,8 @@ def serves_coords(q: Tensor, k: Tensor, coords: Tensor, pairing: str) -> bool:
 
 
 def _fits(x: Tensor) -> bool:
-    return x.dtype in _DTYPES and x.ndim in (3, 4) and x.shape[-1] <= _WIDEST and x.stride(-1) == 1
+    shaped = x.ndim in (3, 4) and x.shape[-1] <= _WIDEST and x.stride(-1) == 1
+    return x.dtype in _DTYPES and shaped and not x.is_neg()  # a negated view holds other numbers
 
 
 def _launches(x: Tensor) -> bool:
@@ -121,10 +121,42 @@ def norm_turned(
     from visionpos.kernels.triton_sources import Tables
 
     done = launch_norm_rotate(
-        _batched(q), _batched(k), Tables(rotation.cos, rotation.sin), pairing=rotation.pairing, prefix=prefix,
-        suffix=suffix, **how,
+        _batched(q), _batched(k), Tables(rotation.cos.resolve_neg(), rotation.sin.resolve_neg()),
+        pairing=rotation.pairing, prefix=prefix, suffix=suffix, **how,
     )  # fmt: skip
     return _as_given(done[0], q), _as_given(done[1], k)
+
+
+def _differentiable(
+    plain: Callable[..., tuple[Tensor, Tensor]],
+    parts: Sequence[Tensor | None],
+    grads: tuple[Tensor, Tensor],
+) -> tuple[Tensor | None, ...]:
+    """Return the gradients of a plain form, with a graph of their own: a backward pass is itself differentiated.
+
+    `once_differentiable` would not do: `torch.autograd.grad` leaves out, without a word, what it forbids.
+    """
+    learns = [part for part in parts if part is not None and part.requires_grad]
+    found = iter(
+        torch.autograd.grad(plain(*parts), learns, grads, create_graph=True, allow_unused=True)
+    )
+    return tuple(next(found) if part is not None and part.requires_grad else None for part in parts)
+
+
+def _normed_apart(
+    rotation: Rotation, how: dict[str, Any], rounding: Any, q: Tensor, k: Tensor, *vectors: Tensor | None
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Return q and k normalised and turned by torch's own operations; vectors are the weights, then the biases."""
+    from visionpos.kernels.norm import Norming, normed
+
+    whole = rotation.padded(how["prefix"], how["suffix"])
+    weight_q, weight_k, bias_q, bias_k = vectors
+
+    def one(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
+        wide = normed(x, weight, bias, Norming(how["norm"], how["eps"], rounding))
+        return whole.apply(wide).to(x.dtype)
+
+    return one(q, weight_q, bias_q), one(k, weight_k, bias_k)
 
 
 class NormTurnedTogether(Function):
@@ -136,7 +168,7 @@ class NormTurnedTogether(Function):
         bias_k: Tensor | None, rotation: Rotation, how: dict[str, Any], rounding: str,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
         """Return q and k, normalised and turned; `how` has norm, eps, prefix and suffix."""
-        ctx.rotation, ctx.how = rotation, how
+        ctx.rotation, ctx.how, ctx.rounding = rotation, how, rounding
         ctx.save_for_backward(q, k, weight_q, weight_k, bias_q, bias_k)
         return norm_turned(
             q, k, rotation, rounding=rounding, weight_q=weight_q, weight_k=weight_k, bias_q=bias_q, bias_k=bias_k,
@@ -144,16 +176,19 @@ class NormTurnedTogether(Function):
         )  # fmt: skip
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad_q: Tensor, grad_k: Tensor) -> tuple[Tensor | None, ...]:
         """Return the gradients, those of weights and biases in their own dtypes."""
         from visionpos.kernels.triton_backward import launch_norm_rotate_backward
         from visionpos.kernels.triton_sources import Tables
 
+        if torch.is_grad_enabled():
+            plain = partial(_normed_apart, ctx.rotation, ctx.how, ctx.rounding)
+            return *_differentiable(plain, ctx.saved_tensors, (grad_q, grad_k)), None, None, None
         q, k, *vectors = ctx.saved_tensors
         rotation = ctx.rotation
+        tables = Tables(rotation.cos.resolve_neg(), rotation.sin.resolve_neg())
         found_q, found_k, *sums = launch_norm_rotate_backward(
-            _batched(grad_q), _batched(grad_k), _batched(q), _batched(k), Tables(rotation.cos, rotation.sin),
+            _batched(grad_q), _batched(grad_k), _batched(q), _batched(k), tables,
             weight_q=vectors[0], weight_k=vectors[1], pairing=rotation.pairing, **ctx.how,
         )  # fmt: skip
         of_vectors = (
@@ -168,11 +203,12 @@ class CoordsTurned(Function):
     @staticmethod
     def forward(  # noqa: PLR0917
         ctx: Any, q: Tensor, k: Tensor, coords: Tensor, freqs: Tensor, pairing: str, accuracy: str,
-        scale: float, prefix: int, suffix: int,
+        scale: float, prefix: int, suffix: int, plain: Callable[..., tuple[Tensor, Tensor]],
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
-        """Return q and k, turned."""
+        """Return q and k, turned; `plain` is the same of q, k and freqs in torch's own operations."""
         from visionpos.kernels.triton_rotate import launch_rotate_coords
 
+        ctx.plain = plain
         ctx.how = {
             "pairing": pairing, "accuracy": accuracy, "scale": scale, "prefix": prefix, "suffix": suffix,
         }  # fmt: skip
@@ -183,13 +219,15 @@ class CoordsTurned(Function):
         return _as_given(out_q, q), _as_given(out_k, k)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad_q: Tensor, grad_k: Tensor) -> tuple[Tensor | None, ...]:
         """Return the gradients of q, k and freqs."""
         from visionpos.kernels.triton_backward import launch_rotate_coords_backward
         from visionpos.kernels.triton_rotate import launch_rotate_coords
 
         q, k, coords, freqs = ctx.saved_tensors
+        if torch.is_grad_enabled():
+            found = _differentiable(ctx.plain, (q, k, freqs), (grad_q, grad_k))
+            return *found[:2], None, found[2], *(None,) * 6
         grads, places = (_batched(grad_q), _batched(grad_k)), coords.transpose(-1, -2)
         of_freqs = None
         if ctx.needs_input_grad[3]:
@@ -199,4 +237,4 @@ class CoordsTurned(Function):
             of_freqs = of_freqs.to(freqs.dtype)
         else:
             back_q, back_k = launch_rotate_coords(*grads, places, freqs, conj=True, **ctx.how)
-        return (_as_given(back_q, q), _as_given(back_k, k), None, of_freqs, *(None,) * 5)
+        return (_as_given(back_q, q), _as_given(back_k, k), None, of_freqs, *(None,) * 6)

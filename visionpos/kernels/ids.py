@@ -50,6 +50,10 @@ class LinePlan:
             raise PositionError(
                 f"base is {self.base.dtype} with steps that are fractions; float64 is required. Convert it."
             )
+        if self.base.dtype not in (torch.int64, torch.float64):
+            raise PositionError(
+                f"base is {self.base.dtype}; int64, or float64 where ids are fractions, is required. Convert it."
+            )
 
     def to(self, device: torch.device | str) -> LinePlan:
         """Return the same plan on a device, by one copy that the host does not wait for."""

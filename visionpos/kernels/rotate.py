@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch.autograd import Function
-from torch.autograd.function import once_differentiable
 
 from visionpos.geometry.points import known
 from visionpos.geometry.separable import joined
@@ -261,7 +260,7 @@ class Turned(Function):
         cos, sin, *xs = ctx.saved_tensors
         given = [grad for grad in grads if grad is not None]
         whole = bool(xs) and len(given) == len(xs) and not torch.is_grad_enabled()
-        if whole and device.serves(given, cos, ctx.how.pairing):
+        if whole and all(device.serves(part, cos, ctx.how.pairing) for part in (given, xs)):
             found, of_cos, of_sin = device.turn_back_together(given, xs, cos, sin, ctx.how)
             return of_cos, of_sin, None, None, *found
         back = _turned_back(cos, sin, ctx.how)
@@ -298,13 +297,15 @@ class TurnedInPlace(Function):
         return _turn_places(x, cos, sin, how, places)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        """Return the gradient turned back, in fresh memory: others may hold the one that came in."""
+        """Return the gradient turned back, in fresh memory: others may hold the one that came in.
+
+        It can be differentiated again: `once_differentiable` lets `torch.autograd.grad` leave out what it forbids.
+        """
         cos, sin = ctx.saved_tensors
         back = _turned_back(cos, sin, ctx.how)
         fresh = grad.clone(memory_format=torch.contiguous_format)
-        return _turn_places(fresh, *back, ctx.how, ctx.places), None, None, None, None
+        return turned_in_place(fresh, *back, ctx.how, ctx.places), None, None, None, None
 
 
 def _turn_places(x: Tensor, cos: Tensor, sin: Tensor, how: How, places: Places) -> Tensor:

@@ -8,20 +8,19 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch.nn.functional import pad, scaled_dot_product_attention
 
-from visionpos.encodings.biasing import Biasing, check_prefix
+from visionpos.encodings.biasing import Biasing, QueryBiasing, check_prefix
+from visionpos.encodings.doors import PairBiasing
 from visionpos.errors import PositionError
 from visionpos.geometry.grid import check_grid
 from visionpos.geometry.points import check_floats, known
 from visionpos.geometry.relative import linear_index
+from visionpos.kernels.lookup import lookup_score
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from torch import Tensor
 
     from visionpos.geometry.grid import Grid
-
-    ScoreMod = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
+    from visionpos.kernels.lookup import ScoreMod
 
 How = Literal["auto", "flex", "dense"]
 
@@ -38,7 +37,8 @@ def score_mod(
 
     It reads the bias of a pair at one place of the table of distinct differences: `table[head, row[q] - column[k]]`,
     with one whole number a token on either side, so no division of token numbers and no n x n tensor. Memory:
-    `heads` times about 4 n numbers of the table for a square grid (8 n for a clip), and 2 n indices.
+    `heads` times about 4 n numbers of the table for a square grid (8 n for a clip, 2 n for a line), and 2 n indices. A
+    line of n tokens is `Grid(1, n)`; FIRE against the query's own place evaluates its network's straight piece.
 
     Compile FlexAttention for use: run eagerly it builds all scores. On the CPU torch has no gradients for it, and
     graphs with dynamic sizes may fail in its C++ compiler: use `dynamic=False`. On CUDA the gradient of the table is a
@@ -70,6 +70,9 @@ def score_mod(
     _check_encoding(encoding)
     check_grid(grid)
     check_prefix(prefix)
+    whole = encoding.score(grid, device=device)
+    if whole is not None:
+        return _behind(whole, prefix)
     table = encoding.of_layer(grid, layer, device=device)
     rows, columns = linear_index(grid, device=table.device)
     if prefix == 0:
@@ -89,6 +92,61 @@ def score_mod(
         pad(columns, (prefix, 0)),
         prefix,
     )
+
+
+def pair_score_mod(
+    encoding: QueryBiasing | PairBiasing, q: Tensor, k: Tensor | None, grid: Grid
+) -> ScoreMod:
+    """Return the score function of a bias that queries and keys make with their places.
+
+    It reads the product of a token with a table of differences at one place: memory is a row of the table a token and
+    head, `[b, heads, n, rows]`, and no n x n tensor. FlexAttention must scale q.k by the encoding's `scale`.
+
+    Args:
+        encoding: Shaw, or DeBERTa: bias by products with a table.
+        q: `[b, heads, n, head_dim]`, unscaled: the last n tokens of the grid.
+        k: `[b, heads, m, head_dim]`; None where the encoding reads queries alone.
+        grid: the lattice of the m keys; a line is `Grid(1, m)`.
+
+    Returns:
+        A function of score, batch, head, query and key, for these very q and k.
+
+    Raises:
+        PositionError: if the encoding is no such bias, or q and k do not fit it.
+
+    Example:
+        >>> from visionpos import Dims, Grid, ShawSpec, build
+        >>> shaw = build(ShawSpec(reach=(2,)), Dims(embed_dim=8, num_heads=2, depth=1))
+        >>> add = pair_score_mod(shaw, torch.ones(1, 2, 5, 4), None, Grid(1, 5))
+        >>> add(torch.tensor(1.0), *torch.tensor([0, 1, 4, 0])).shape
+        torch.Size([])
+    """
+    given: Any = encoding
+    lookups: Any = getattr(given, "lookups", None)
+    if not isinstance(given, (QueryBiasing, PairBiasing)) or lookups is None:
+        raise PositionError(
+            f"encoding is {type(encoding).__name__}; a bias by products of tokens with a table of differences is "
+            "required, as Shaw and DeBERTa are. A function of differences alone goes to score_mod."
+        )
+    check_grid(grid)
+    if isinstance(given, PairBiasing) and k is None:
+        raise PositionError(
+            f"k is None; {type(encoding).__name__} also reads keys. Pass the keys of all tokens of the grid."
+        )
+    parts = lookups(q, grid) if isinstance(given, QueryBiasing) else lookups(q, k, grid)
+    return lookup_score(parts, grid, q.shape[-2])
+
+
+def _behind(inner: ScoreMod, prefix: int) -> ScoreMod:
+    """Return a score function for tokens behind a prefix that has no bias."""
+    if not prefix:
+        return inner
+
+    def score(score: Tensor, b: Tensor, head: Tensor, q: Tensor, k: Tensor) -> Tensor:
+        own = inner(score, b, head, (q - prefix).clamp(min=0), (k - prefix).clamp(min=0))
+        return torch.where((q < prefix) | (k < prefix), score, own)
+
+    return score
 
 
 def _framed(table: Tensor, rows: Tensor, columns: Tensor, prefix: int) -> ScoreMod:
@@ -160,8 +218,12 @@ def attend(
     if _is_flexible(q, k, v, encoding, how):
         score = score_mod(encoding, grid, prefix=prefix, layer=layer, device=q.device)
         return _flex(q, k, v, score_mod=score, scale=scale, enable_gqa=grouped)
-    table = encoding.of_layer(grid, layer, device=q.device)
-    bias = encoding.dense(table.to(_bias_dtype(q, table)), grid, prefix=prefix)
+    if encoding.score(grid, device=q.device) is None:
+        table = encoding.of_layer(grid, layer, device=q.device)
+        bias = encoding.dense(table.to(_bias_dtype(q, table)), grid, prefix=prefix)
+    else:
+        whole = encoding(grid, prefix=prefix, device=q.device)
+        bias = whole.to(_bias_dtype(q, whole))
     return scaled_dot_product_attention(
         q, k, v, attn_mask=bias.unsqueeze(0), scale=scale, enable_gqa=grouped
     )
