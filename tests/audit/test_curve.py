@@ -107,9 +107,48 @@ def test_what_a_model_cannot_take_is_undefined() -> None:
     assert [point.state for point in found] == ["measured", "undefined"]
     assert "resampled to the view" in found.points[1].note
     assert found.complete
-    swin = opened(timm.create_model("maxvit_rmlp_pico_rw_256", img_size=128, num_classes=0)).eval()
-    with pytest.raises(PositionError, match="grid"):
-        curve(swin, energy, [(3, 3)])
+
+
+MAXVIT = {"img_size": (64, 64), "embed_dim": (16, 32), "depths": (1, 1), "stem_width": 16}
+LEVIT = {"img_size": (64, 96)}
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "step", "own", "other"),
+    [
+        ("maxvit_rmlp_pico_rw_256", MAXVIT, 2, (32, 32), (32, 64)),
+        ("levit_128s", LEVIT, 16, (4, 6), (6, 4)),
+        ("edgenext_xx_small", {}, 4, (16, 16), (24, 16)),
+    ],
+)
+def test_models_without_a_grid_of_patches_are_served(
+    name: str, options: Any, step: int, own: tuple[int, int], other: tuple[int, int]
+) -> None:
+    """The grid that a pass of the stem shows; points equal models that retrofit.resize has moved."""
+
+    def model() -> Any:
+        made = opened(timm.create_model(name, num_classes=0, **options)).eval()
+        if name.startswith("edgenext"):  # serves any size, and starts at that of its configuration
+            retrofit.resize(made, (64, 64))
+        return made
+
+    def value(made: Any, grid: Grid) -> float:
+        image = torch.linspace(-1, 1, 3 * step**2 * grid.size)
+        with torch.no_grad():
+            rows = made.forward_features(image.reshape(1, 3, step * grid.height, -1))
+        return float(rows.square().mean())
+
+    found = curve(model(), value, [own, other, (1, 1)], interventions=["none"], control=False)
+    assert found.trained_hw == own
+    assert [point.state for point in found] == [
+        "measured",
+        "measured",
+        "undefined" if step < 16 else "measured",
+    ]
+    assert found.points[0].value == pytest.approx(value(model(), Grid(*own)), rel=1e-6)
+    moved = model()
+    retrofit.resize(moved, (step * other[0], step * other[1]))
+    assert found.points[1].value == pytest.approx(value(moved, Grid(*other)), rel=1e-6)
 
 
 def test_an_evaluation_may_do_what_it_likes_with_its_copy() -> None:

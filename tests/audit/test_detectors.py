@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from visionpos import Grid, PositionError
+import visionpos as vp
+from visionpos import Grid, PositionError, audit
 from visionpos.audit import detectors as d
 from visionpos.audit.detectors.finding import UnfitError
 from visionpos.audit.detectors.turning import position_dtype
@@ -168,10 +169,14 @@ def smooth(grid: Grid, dim: int, noise: float, seed: int):
     """A table of waves over both axes and noise, as trained ones look."""
     gen = draw(seed)
     y, x = torch.meshgrid(
-        torch.arange(grid.height) / grid.height, torch.arange(grid.width) / grid.width, indexing="ij"
+        torch.arange(grid.height) / grid.height,
+        torch.arange(grid.width) / grid.width,
+        indexing="ij",
     )
     freqs = 2 * math.pi * torch.rand(2, dim, generator=gen)
-    waves = (y[..., None] * freqs[0] + x[..., None] * freqs[1] + 6 * torch.rand(dim, generator=gen)).sin()
+    waves = (
+        y[..., None] * freqs[0] + x[..., None] * freqs[1] + 6 * torch.rand(dim, generator=gen)
+    ).sin()
     waves = waves.flatten(0, 1)
     return waves + noise * waves.std() * torch.randn(waves.shape, generator=gen)
 
@@ -184,7 +189,9 @@ def test_class_token_offset(grid, noise) -> None:
         token = torch.randn(1, 192, generator=draw(seed))
         table = torch.cat([token, cells])
         assert not d.class_token_offset(table, grid, prefix=1).alarm
-        assert d.class_token_offset(torch.cat([token, cells[:-1]]), grid).alarm  # rows taken from 0 on
+        assert d.class_token_offset(
+            torch.cat([token, cells[:-1]]), grid
+        ).alarm  # rows taken from 0 on
         assert d.class_token_offset(torch.cat([token, cells]), grid).alarm  # a row too many
 
 
@@ -275,9 +282,16 @@ def cached_by_count():
     return table
 
 
+def fresh_each_time():
+    def table(hw):
+        return cached_by_count()(hw)
+
+    return table
+
+
 def test_stale_cache() -> None:
     assert d.stale_cache(cached_by_count).alarm
-    assert not d.stale_cache(lambda: lambda hw: cached_by_count()(hw), distinct=True).alarm
+    assert not d.stale_cache(fresh_each_time, distinct=True).alarm
     fixed = torch.randn(196, 4)
     assert d.stale_cache(lambda: lambda _: fixed, distinct=True).alarm
     assert not d.stale_cache(lambda: lambda _: fixed).alarm
@@ -413,3 +427,13 @@ def test_detect_refuses_other_things() -> None:
         d.detect(layer, ["stale_cach"])
     with pytest.raises(PositionError, match="names is empty"):
         d.detect(layer, [])
+
+
+def test_run_lets_detectors_look_where_all_interventions_are_carried_out() -> None:
+    spec = vp.AxialRopeSpec(theta=100.0)
+    found = {one.detector for one in audit.run(spec, seeds=1).found}
+    assert {"pairing_mismatch", "precision", "stale_cache", "dead_scheme"} <= found
+    assert not audit.run(spec, ["S1"], seeds=1).found
+    named = audit.run(spec, ["S1"], seeds=1, detectors=["precision"])
+    assert [one.detector for one in named.found] == ["precision"]
+    assert not audit.run(None, ["P1"], seeds=1, detectors=True).found

@@ -27,9 +27,11 @@ from visionpos.encodings import (
     LookHereSpec,
     MixedRopeSpec,
     PegSpec,
+    ShawSpec,
     SinCosSpec,
     SwinTableSpec,
     T5BiasSpec,
+    TupeSpec,
     build,
 )
 from visionpos.geometry import CoordSpec, Grid
@@ -42,6 +44,8 @@ SCHEMES = {
     "sin-cos 2D": SinCosSpec(),
     "NaViT fractional": FactorizedSpec(table_hw=(8, 8), coords="fractional"),
     "CPVT dwconv": PegSpec(),
+    "TUPE abs": TupeSpec(extent=(8, 8), std=0.2),
+    "Shaw 2D": ShawSpec(reach=(3, 3), std=0.5),
     "Swin table": SwinTableSpec(window_hw=(8, 8)),
     "log-CPB": LogBiasSpec(pretrained_window_hw=(8, 8)),
     "T5 2D": T5BiasSpec(),
@@ -55,7 +59,6 @@ SCHEMES = {
     "RoPE-Mixed": MixedRopeSpec(),
 }
 COLUMNS = ("P1", "P2", "S1", "S-half", "D1", "D2", "R1", "R2", "G1", "N3")
-# Left out, since the package has no such scheme: Shaw 2D, and absolute tables untied from contents.
 SHEET = {
     "NoPE": "E E Z Z Z Z Z Z Z Z",  # G1: "defined"
     "learned 1 table": "N E U U U U N N U Z",
@@ -63,6 +66,8 @@ SHEET = {
     "sin-cos 2D": "N E N N N N N N N Z",
     "NaViT fractional": "N E U Z Z N N N Z Z",  # G1: "in range"
     "CPVT dwconv": "N E Z Z U U N N Z N",  # G1: "defined"
+    "TUPE abs": "N E U U U U N N U Z",
+    "Shaw 2D": "N E Z Z B B N N B Z",
     "Swin table": "N E Z Z U U N N U Z",
     "log-CPB": "N E Z Z B B N N B Z",
     "T5 2D": "N E Z Z B B N N B Z",
@@ -90,6 +95,9 @@ DIFFERS = {
     ("NaViT fractional", "D2"): "undefined",
     # A map has whole cells alone.
     ("CPVT dwconv", "S-half"): "undefined",
+    # Differences are whole tokens: half a cell, or a stretch by a fraction, cannot be said.
+    ("Shaw 2D", "S-half"): "undefined",
+    ("Shaw 2D", "D1a"): "undefined",
     # The table is evaluated on the window that is told.
     ("Swin table", "D1a"): "nonzero",
     # The grid's extent stands for a causal query's own index: nothing passes the threshold by a shift.

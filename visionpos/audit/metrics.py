@@ -30,7 +30,7 @@ def output_change(outputs: Tensor, other: Tensor) -> float:
 
 
 def entropy_share(weights: Tensor) -> float:
-    """Return the mean entropy of attention over its largest possible value, ln m: 1 for even attention, 0 for one key."""
+    """Return the mean entropy of attention over the largest possible, ln m: 1 for even attention, 0 for one key."""
     chances = weights.double()
     if chances.shape[-1] < 2:
         return 0.0

@@ -133,6 +133,11 @@ def audit(
     )
 
 
+def built_of(target: Any) -> Guarded | None:
+    """Return the encoding of a target as an audit sees it, with weights of size; None for the control."""
+    return _encoding(_target_of(target), 0, torch.float32)
+
+
 def _target_of(target: Any) -> _Target:
     if target is None or (isinstance(target, str) and target == "none"):
         return _Target(spec=None, dims=_DIMS)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import is_dataclass
+from dataclasses import is_dataclass, replace
 from importlib import import_module
 from typing import Any
 
@@ -16,6 +16,11 @@ from visionpos.encodings.guard import Guarded
 from visionpos.errors import PositionError, did_you_mean
 from visionpos.geometry.ranges import is_integer
 
+_LOOKED_AT = {
+    "of_model": ("stale_cache", "frozen_copy", "order_dependence"),  # its general checks
+    "of_stream": ("axis_visibility",),
+}
+
 NOTHING = "none"
 """The name of the scheme that gives no position: the control of every audit."""
 
@@ -27,6 +32,7 @@ def run(
     seeds: int | Sequence[int] | None = None,
     dtype: torch.dtype = torch.float32,
     progress: Progress | None = None,
+    detectors: bool | str | Iterable[str] | None = None,
     **options: Any,
 ) -> AuditResult:
     """Return what interventions show about a position scheme.
@@ -38,6 +44,8 @@ def run(
         seeds: how many draws of contents and random weights, or the seeds themselves; the auditor's habit when None.
         dtype: of the forward passes. Symmetries are decided in float32 or float64; half precision hides small effects.
         progress: called with what is done, how many steps are done and how many there are.
+        detectors: whether detectors look at the target too, or their names; when None they do where all interventions
+            are carried out. What fits no target of this kind is left out of the result.
         **options: what the audit of this kind of target takes beside these.
 
     Returns:
@@ -52,7 +60,8 @@ def run(
         >>> {row.verdict for row in result}, result.surprises
         ({'zero'}, ())
     """
-    room = import_module(f"visionpos.audit.{_room_of(target)}")
+    place = _room_of(target)
+    room = import_module(f"visionpos.audit.{place}")
     result: AuditResult = room.audit(
         target,
         interventions=None if interventions is None else chosen(interventions),
@@ -61,7 +70,32 @@ def run(
         progress=progress,
         **options,
     )
-    return result
+    if detectors is False or (detectors is None and interventions is not None):
+        return result
+    names = None if detectors in (None, True) else detectors
+    return _with_found(result, target, place, names, progress)
+
+
+def _with_found(
+    result: AuditResult, target: Any, place: str, names: Any, progress: Progress | None
+) -> AuditResult:
+    """Return a result with what detectors say of its target."""
+    from visionpos.audit.detectors import DETECTORS, applies, detect, did_fail
+
+    seen = target
+    if place == "of_encoding":
+        from visionpos.audit.of_encoding import built_of
+
+        seen = built_of(target)
+        if seen is None:
+            return result
+    if names is None:
+        # What the audit of this kind of target has looked at itself is not looked at again.
+        own = _LOOKED_AT.get(place, ())
+        names = [name for name in DETECTORS if name not in own]
+    found = [one for one in detect(seen, names, progress=progress) if applies(one) or did_fail(one)]
+    whole = result.complete and not any(map(did_fail, found))
+    return replace(result, found=(*result.found, *found), complete=whole)
 
 
 def _room_of(target: Any) -> str:

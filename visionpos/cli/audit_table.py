@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 def show_result(result: AuditResult, target: str, output: Path | None) -> None:
     """Print an audit, surprises first, then what detectors say."""
+    from visionpos.audit.detectors import did_fail
+
     where = "" if result.grid is None else f", grid {'x'.join(map(str, result.grid))}"
     groups = _grouped(result.rows)
     groups.sort(key=lambda rows: not any(row.surprise for row in rows))
@@ -24,7 +26,7 @@ def show_result(result: AuditResult, target: str, output: Path | None) -> None:
     for number, note in enumerate(notes, 1):
         write_line(f"[{number}] {note}")
     for found in result.found:
-        word = "ALARM" if found.alarm else "fine"
+        word = "ALARM" if found.alarm else "FAILED" if did_fail(found) else "fine"
         write_line(f"{word}  {found.detector}: {found.says} {found.remedy}".rstrip())
     partial = "" if result.complete else ", incomplete: rows marked failed say why"
     write_line(

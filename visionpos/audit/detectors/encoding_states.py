@@ -22,6 +22,7 @@ from visionpos.audit.detectors.served import (
     copied,
     first_of,
     first_served,
+    is_line,
     taking_part,
     untaught,
 )
@@ -80,11 +81,12 @@ def cache_of(encoding: Any, seed: int) -> Found:
         return lambda grid: rendered(fresh, grid, seed)
 
     names = taking_part(own, pair[0], seed)
+    distinct = not untaught(own) and not is_line(own, pair[0], seed)
     with torch.no_grad():
         also = (
             [stale_weights(own, lambda one: rendered(one, pair[0], seed), names)] if names else []
         )
-        return stale_cache(make, pair, distinct=not untaught(own), also=also)
+        return stale_cache(make, pair, distinct=distinct, also=also)
 
 
 def leak_of(encoding: Any, seed: int) -> Found:

@@ -15,11 +15,11 @@ from visionpos.audit.detectors.effects import dead_scheme, order_dependence
 from visionpos.audit.detectors.finding import UnfitError, judged
 from visionpos.audit.detectors.model_parts import ALIKE, position_names, quiet, table_of, worst_of
 from visionpos.audit.detectors.states import frozen_copy, shared_state, stale_cache, stale_weights
+from visionpos.audit.model_watch import tensor_of
 from visionpos.audit.result import Found
-from visionpos.errors import PositionError
 from visionpos.retrofit import attachments
 from visionpos.retrofit.rope import own_rope
-from visionpos.retrofit.seams import blocks_of, class_row
+from visionpos.retrofit.seams import blocks_of, class_row, prefix_of
 
 
 def cache_of(model: nn.Module, seed: int) -> Found:
@@ -185,17 +185,18 @@ def listed_of(model: nn.Module, seed: int) -> Found:
     if found is None or found[1].grid != "coords":
         raise UnfitError("it takes whole images, not patches with coordinates")
     patches, coords = patched(model, seed)
+    whole: Any = model
+    prefix = prefix_of(model)
 
     def run(order: Tensor) -> Tensor:
-        batch = {
-            "patches": patches[:, order],
-            "patch_coord": coords[:, order],
-            "patch_valid": torch.ones(1, len(order), dtype=torch.bool),
-        }
-        given: Tensor = model(batch)
-        return given
+        given = tensor_of(
+            whole.forward_features(
+                patches[:, order],
+                patch_coord=coords[:, order],
+                patch_valid=torch.ones(1, len(order), dtype=torch.bool),
+            )
+        )
+        return torch.cat([given[:, :prefix], given[:, prefix:][:, order.argsort()]], dim=1)
 
     with quiet(model), torch.no_grad():
-        if run(torch.arange(patches.shape[1])).ndim != 2:
-            raise PositionError("model gives tokens, not one pooled row; give it a pooled output.")
         return order_dependence(run, patches.shape[1], seed=seed)

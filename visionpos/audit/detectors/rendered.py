@@ -15,6 +15,7 @@ from visionpos.encodings import (
     ConvRelative,
     Extending,
     Gpsa,
+    PairBiasing,
     PromptEncoder,
     QueryBiasing,
     Rotary,
@@ -56,6 +57,8 @@ def _of_contents(encoding: Any, grid: Grid, draw: torch.Generator) -> Tensor:
         given = encoding(grid).apply(patches[0])
     elif isinstance(encoding, Conditional):
         given = encoding(tokens, grid)
+    elif isinstance(encoding, PairBiasing):
+        given = encoding(patches[0], patches[1], grid)
     elif isinstance(encoding, QueryBiasing):
         given = encoding(patches[0], grid)
     elif isinstance(encoding, ConvRelative):

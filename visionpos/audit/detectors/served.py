@@ -50,6 +50,22 @@ def taking_part(encoding: Any, grid: Grid, seed: int) -> list[str]:
     return [name for name, one in zip(named, found, strict=True) if one is not None]
 
 
+def is_line(encoding: Any, grid: Grid, seed: int) -> bool:
+    """Return whether an encoding takes the tokens of a grid as a line, row after row, as schemes of text do.
+
+    Something that looks at no grid at all gives as many tokens for a shorter line, which a line does not.
+    """
+    line, shorter = Grid(1, grid.height * grid.width, grid.frames), Grid(1, 5, grid.frames)
+    try:
+        with torch.no_grad():
+            whole, own, less = (
+                rendered(copy.deepcopy(encoding), one, seed) for one in (grid, line, shorter)
+            )
+    except PositionError:
+        return False
+    return torch.equal(whole, own) and less.shape != whole.shape
+
+
 def first_served(encoding: Any, grids: Sequence[Grid]) -> Grid:
     """Return the first grid that an encoding serves.
 

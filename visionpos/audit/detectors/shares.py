@@ -15,6 +15,7 @@ SHARE = 0.0
 VISIBLE = 0.1
 UNUSED = 0.0
 KEYS = 64
+_FAR = 123457.0  # so far that the cosine of the slowest pair is seen in float32
 
 
 def section_shares(
@@ -66,7 +67,7 @@ def driven_pairs(rendered: Callable[[Tensor], Tensor], axes: int, pairs: int) ->
     counts = []
     for axis in range(axes):
         moved = still.clone()
-        moved[:, axis] = 1000.0  # so that the slowest pair is seen in float32
+        moved[:, axis] = _FAR
         counts.append(int((rendered(moved) != before).flatten(0, -2).any(0).sum()) // entries)
     return tuple(counts)
 

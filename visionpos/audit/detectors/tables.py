@@ -150,4 +150,5 @@ def missing_antialias(resize: Resize, *, declared: bool = True) -> Found:
             remedy="Resize by the recipe of the source that wrote the weights.",
             least=True,
         )
-    return judged("missing_antialias", [check], says)
+    healthy = says if declared else f"{says}, as its recipe without antialias does"
+    return judged("missing_antialias", [check], healthy)

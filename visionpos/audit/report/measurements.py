@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
+from visionpos.audit.detectors.finding import did_fail
 from visionpos.audit.interventions import INTERVENTIONS
 from visionpos.audit.outcome import VERDICTS, agrees
 from visionpos.audit.report.charts import layer_charts, layer_number
@@ -76,6 +77,7 @@ def _found(one: Found) -> dict[str, Any]:
         "detector": one.detector,
         "value": number(one.value),
         "applies": one.value is not None,
+        "failed": did_fail(one),
         "threshold": number(one.threshold),
         "alarm": one.alarm,
         "says": one.says,
