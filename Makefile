@@ -55,6 +55,7 @@ bench: $(READY)  ## paired ratios against named peers
 	$(BIN)/python -m benchmarks.rotation
 	$(BIN)/python -m benchmarks.bias
 	$(BIN)/python -m benchmarks.attention_bias
+	$(BIN)/python -m benchmarks.sequence
 	$(BIN)/python -m benchmarks.planning
 	$(BIN)/python -m benchmarks.packing
 	$(BIN)/python -m benchmarks.ids

@@ -109,7 +109,7 @@ def test_what_a_model_cannot_take_is_undefined() -> None:
     assert found.complete
 
 
-MAXVIT = {"img_size": (64, 64), "embed_dim": (16, 32), "depths": (1, 1), "stem_width": 16}
+MAXVIT = {"img_size": (64, 64), "embed_dim": (32, 64), "depths": (1, 1), "stem_width": 32}
 LEVIT = {"img_size": (64, 96)}
 
 

@@ -98,3 +98,34 @@ def test_gradient_at_zero_distance(form):
     module = kerple(form=form)
     module.values(torch.zeros(1, 2)).sum().backward()
     assert all((w.grad == 0).all() for w in module.parameters())
+
+
+@pytest.mark.parametrize(
+    ("form", "p", "expected"),
+    [("log", 1.0, [-0.405465, -1.098612, -2.197225]), ("power", 0.5, [-0.5, -1.0, -2.0])],
+)
+def test_golden_line(form, p, expected):
+    """Facts 1.2: a = .5 at distances 1, 4 and 16, either side, on a line and on a row of a grid."""
+    module = kerple(form=form).double()
+    module.set(p=torch.full((3,), p), a=torch.full((3,), 0.5))
+    steps = torch.tensor([1.0, 4.0, 16.0], dtype=torch.float64).unsqueeze(-1)
+    for side in (steps, -steps):
+        out = module.values(side)[1]
+        torch.testing.assert_close(
+            out, torch.tensor(expected, dtype=torch.float64), rtol=2e-6, atol=0
+        )
+    line = module.along(17)[1]
+    assert line[16, [15, 12, 0]].tolist() == pytest.approx(expected, rel=2e-6)
+    assert torch.equal(module(Grid(1, 17)).float(), module.along(17).float())
+    assert torch.equal(module.along(3, 17), module.along(17)[:, 14:])
+
+
+def test_invariant_shipped_numbers_stay_in_range_while_they_learn():
+    """A step of any size leaves p and a above 0.01: softplus, no clamp behind the optimizer's back."""
+    module = kerple(form="power")
+    for weight in module.parameters():
+        weight.data.fill_(-1e4)
+    assert module.p().min() >= 0.01
+    assert module.a().min() >= 0.01
+    module.along(5).sum().backward()
+    assert all(weight.grad is not None for weight in module.parameters())

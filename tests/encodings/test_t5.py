@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.reference import bias as oracle
+from tests.reference import pairs
 from visionpos import Dims, Grid, PositionError
 from visionpos.config import load_encoding
 from visionpos.encodings import T5Bias, T5BiasSpec, build
@@ -145,3 +146,95 @@ def test_error_source():
         PositionError, match=r"shape \(3, 32\); 64 buckets and 3 heads need \(3, 64\)"
     ):
         T5Bias.from_source(state, spec, DIMS)
+
+
+LINE = {"buckets": (32,), "max_distance": (128,)}
+# Facts 1.2: key minus query -> bucket, of transformers' T5Attention.
+BOTH = {-200: 15, -128: 15, -64: 14, -32: 12, -16: 10, -9: 8, -1: 1, 0: 0, 1: 17, 8: 24, 16: 26}
+BOTH |= {64: 30, 91: 31, 128: 31, 200: 31}
+RANGES = {8: (-11, -8), 9: (-15, -12), 10: (-22, -16), 11: (-31, -23), 12: (-45, -32)}
+RANGES |= {13: (-63, -46), 14: (-90, -64), 15: (-200, -91)}
+CAUSAL = {5: 0, 1: 0, 0: 0, -1: 1, -15: 15, -16: 16, -17: 16, -18: 16, -32: 21, -64: 26, -100: 30}
+CAUSAL |= {-112: 30, -113: 31, -500: 31}
+
+
+def test_golden_line_both():
+    module = t5(**LINE)
+    steps = torch.tensor(list(BOTH)).unsqueeze(-1)
+    assert module.buckets(-steps)[:, 0].tolist() == list(BOTH.values())
+    for row, (first, last) in RANGES.items():
+        inside = torch.arange(first, last + 1).unsqueeze(-1)
+        assert set(module.buckets(-inside).flatten().tolist()) == {row}
+        assert set(module.buckets(inside).flatten().tolist()) == {row + 16}
+    assert module.unused() == [[16]]
+
+
+def test_golden_line_causal():
+    module = t5(**LINE, direction="causal")
+    steps = torch.tensor(list(CAUSAL)).unsqueeze(-1)
+    assert module.buckets(-steps)[:, 0].tolist() == list(CAUSAL.values())
+    assert module.unused() == [[]]
+    assert module.unused(Grid(1, 19)) == [list(range(17, 32))]  # 16, 17 and 18 share row 16
+
+
+@pytest.mark.parametrize(("buckets", "reach"), [(32, 128), (2, 5), (6, 40), (64, 1024)])
+def test_reference_causal_every_boundary(buckets, reach):
+    module = t5(buckets=(buckets,), max_distance=(reach,), direction="causal")
+    steps = torch.arange(-5, reach + 6)
+    expected = [pairs.t5_causal_bucket(int(step), 0, buckets, reach) for step in steps]
+    for dtype in (torch.float32, torch.float64, torch.int64):
+        assert module.buckets(steps.to(dtype).unsqueeze(-1))[:, 0].tolist() == expected
+
+
+def test_invariant_buckets_of_halves_are_promoted():
+    """Differences that a half holds get the bucket of float32: a logarithm of halves would move boundaries."""
+    module = t5(**LINE)
+    steps = torch.arange(-256, 257).unsqueeze(-1)
+    for dtype in (torch.bfloat16, torch.float16):
+        assert torch.equal(module.buckets(steps.to(dtype)), module.buckets(steps))
+    rounded = ((steps[257:].bfloat16() / 8).log() / torch.tensor(16.0).bfloat16().log() * 8).trunc()
+    exact = ((steps[257:].double() / 8).log() / torch.tensor(16.0).double().log() * 8).trunc()
+    assert (rounded.double() != exact).any()
+
+
+def test_error_positions_in_halves():
+    module, ids = t5(**LINE), torch.arange(300).unsqueeze(-1)
+    assert module.between(ids, ids).shape == (3, 300, 300)
+    with pytest.raises(PositionError, match=r"queries are torch\.bfloat16 and reach 300"):
+        module.between(ids.bfloat16(), ids.bfloat16())
+
+
+def test_shape_of_lines():
+    """A line is Grid(1, n); `along` has more keys than queries; another grid is read row after row."""
+    module = t5(**LINE, direction="causal")
+    ids = torch.arange(11).unsqueeze(-1)
+    whole = module.between(ids, ids)
+    assert torch.equal(module(Grid(1, 11)), whole)
+    assert torch.equal(module.along(4, 11), whole[:, 7:])
+    assert torch.equal(module(Grid(3, 5)), module(Grid(1, 15)))
+    assert torch.equal(module(Grid(3, 5), prefix=1)[:, 1:, 1:], module(Grid(1, 15)))
+
+
+def test_invariant_two_documents_are_each_alone():
+    """Ids that restart give each document of a row what it has alone, past 2 ** 24 too."""
+    module = t5(**LINE)
+    alone = module.along(5)
+    ids = torch.cat([torch.arange(7), torch.arange(5)]).unsqueeze(-1)
+    assert torch.equal(module.between(ids, ids)[:, 7:, 7:], alone)
+    far = torch.arange(5).unsqueeze(-1) + 2**30
+    assert torch.equal(module.between(far, far), alone)
+    with pytest.raises(PositionError, match=r"below 16777216 alone"):
+        module.between(far.float(), far.float())
+
+
+def test_error_line_spec():
+    with pytest.raises(
+        PositionError, match=r"multiple of 2 buckets each and a max_distance above half"
+    ):
+        T5BiasSpec(buckets=(32,), max_distance=(16,), direction="causal")
+    with pytest.raises(PositionError, match=r"direction is 'left'"):
+        T5BiasSpec(direction="left")
+    with pytest.raises(PositionError, match=r"queries is 6 and keys 5"):
+        t5(**LINE).along(6, 5)
+    with pytest.raises(PositionError, match=r"offsets have 1 axes and the spec 2 tables"):
+        t5().along(5)

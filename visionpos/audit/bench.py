@@ -17,7 +17,8 @@ from visionpos.errors import PositionError
 from visionpos.geometry.grid import Grid
 
 _MOST_CELLS = 1024
-_HIDDEN = 1e30
+HIDDEN = 1e30
+"""Entries of a bias that are larger hide keys."""
 Numbers = Mapping[Metric, float]
 
 
@@ -164,5 +165,5 @@ def largest_bias(bench: Bench, stretch: float = 1.0, placed: Placed | None = Non
     values = bench.door.spread(placed)
     if values is None:
         raise PositionError("this scheme adds no bias.")
-    plain = values[values.abs() < _HIDDEN]
+    plain = values[values.abs() < HIDDEN]
     return float(plain.abs().max()) if plain.numel() else 0.0

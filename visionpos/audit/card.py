@@ -4,24 +4,26 @@ from __future__ import annotations
 
 import copy
 import inspect
-import json
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
-from pathlib import Path
-from typing import Any, Literal
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import torch
 from torch import nn
 
+from visionpos.audit.card_points import CONTROL, Curve, Point, State
 from visionpos.audit.changes import SHIFTS, flipped, shifted, transposed
 from visionpos.audit.interventions import Progress
 from visionpos.audit.layer import cells_of
 from visionpos.audit.model_bench import grid_order, ordered
-from visionpos.audit.model_moves import Change, TableMove
+from visionpos.audit.model_codes import CodeMove
+from visionpos.audit.model_moves import Change
 from visionpos.audit.model_parts import moves_of, take_out
-from visionpos.audit.writing import write_whole
+from visionpos.audit.model_subject import Subject
+from visionpos.audit.model_tables import TableMove
 from visionpos.errors import PositionError, did_you_mean
 from visionpos.geometry import Grid
 from visionpos.geometry.ranges import is_integer
@@ -29,88 +31,6 @@ from visionpos.retrofit.kinds import check_kinds, check_model
 from visionpos.retrofit.resize import resize
 from visionpos.retrofit.seams import grid_of, row_of
 from visionpos.retrofit.sizes import image_of
-
-State = Literal["measured", "failed", "undefined"]
-CONTROL = "control"
-"""The line of a model without position."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Point:
-    """One evaluation.
-
-    Args:
-        line: the intervention, or "control".
-        grid_hw: rows and columns of patch tokens.
-        size_hw: image (height, width) in pixels.
-        value: what `evaluate` returned; None where there is none.
-        state: "measured"; "failed" where `evaluate` raised or gave no finite number; "undefined" where the model cannot
-            take the grid, or the intervention has no meaning for it.
-        note: why there is no value.
-        seconds: of the evaluation.
-    """
-
-    line: str
-    grid_hw: tuple[int, int]
-    size_hw: tuple[int, int]
-    value: float | None
-    state: State
-    note: str = ""
-    seconds: float = 0.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Curve:
-    """What a model's quality is at several grids.
-
-    Args:
-        target: the model's name.
-        trained_hw: rows and columns that it serves as it is given.
-        points: line by line, in the order of grids.
-        complete: False where an evaluation failed.
-    """
-
-    target: str
-    trained_hw: tuple[int, int]
-    points: tuple[Point, ...]
-    complete: bool
-
-    def __iter__(self) -> Iterator[Point]:
-        """Return the points in order."""
-        return iter(self.points)
-
-    @property
-    def lines(self) -> dict[str, tuple[Point, ...]]:
-        """Return line -> its points, those without a value too: a figure shows a gap there."""
-        names = dict.fromkeys(point.line for point in self.points)
-        return {name: tuple(one for one in self.points if one.line == name) for name in names}
-
-    @property
-    def drawn(self) -> dict[str, list[tuple[str, float]]]:
-        """Return line -> (grid, quality) pairs as `report.figures.resolution_curves` draws them; NaN is a gap."""
-        return {
-            name: [
-                (
-                    f"{one.grid_hw[0]}x{one.grid_hw[1]}",
-                    math.nan if one.value is None else one.value,
-                )
-                for one in points
-            ]
-            for name, points in self.lines.items()
-        }
-
-    def data(self) -> dict[str, Any]:
-        """Return plain JSON data."""
-        return {
-            "target": self.target,
-            "trained_hw": list(self.trained_hw),
-            "complete": self.complete,
-            "points": [asdict(point) for point in self.points],
-        }
-
-    def to_json(self, path: str | Path) -> None:
-        """Write the data as JSON, whole or not at all."""
-        write_whole(path, json.dumps(self.data(), indent=2, allow_nan=False) + "\n")
 
 
 def curve(
@@ -151,29 +71,28 @@ def curve(
         raise PositionError(
             f"evaluate is {evaluate!r:.60}; a function of a model, or of a model and a grid, is required."
         )
-    sides, names, trained = _grids(grids), _names(interventions), grid_of(model)
-    lines: list[tuple[str, nn.Module, Callable[[Any, Grid], None]]] = [
-        (name, model, lambda made, grid, name=name: _bring(made, grid, name, seed))  # type: ignore[misc]
-        for name in names
+    sides, names, served = _grids(grids), _names(interventions), _served(model)
+    lines: list[tuple[str, nn.Module, _Served, _Bring]] = [
+        (name, model, served, partial(_bring, name=name, seed=seed)) for name in names
     ]
     if isinstance(control, nn.Module):
-        lines.append((CONTROL, control, lambda made, grid: _resized(made, grid, None)))
+        lines.append((CONTROL, control, _served(control), partial(_resized, extent=None)))
     elif control:
-        lines.append((CONTROL, model, _without))
+        lines.append((CONTROL, model, served, _without))
     points: list[Point] = []
-    for name, own, bring in lines:
+    for name, own, scale, bring in lines:
         for grid in sides:
             if progress is not None:
                 progress(
                     f"{name}, {grid.height}x{grid.width}", len(points), len(lines) * len(sides)
                 )
-            points.append(_point(name, own, bring, grid, evaluate))
+            points.append(_point(name, own, scale, bring, grid, evaluate))
     if progress is not None:
         progress("done", len(points), len(points))
     config = getattr(model, "pretrained_cfg", None) or {}
     return Curve(
         target=str(config.get("architecture") or type(model).__name__),
-        trained_hw=(trained.height, trained.width),
+        trained_hw=(served.grid.height, served.grid.width),
         points=tuple(points),
         complete=all(point.state != "failed" for point in points),
     )
@@ -211,34 +130,57 @@ def _names(interventions: Any) -> tuple[str, ...]:
 _KNOWN = ("none", "zoom", "extend", "S1", "R1", "R2", "shuffled")
 
 
-def _resized(made: Any, grid: Grid, extent: Any) -> None:
+@dataclass(frozen=True, slots=True)
+class _Served:
+    """The grid of patch tokens that a model serves as it is given, and the image."""
+
+    grid: Grid
+    size_hw: tuple[int, int] | None
+
+    def pixels(self, grid: Grid) -> tuple[int, int]:
+        """Return the image of another grid."""
+        if self.size_hw is None:
+            raise PositionError(
+                "nothing tells which images the model serves; create it with img_size=."
+            )
+        height, width = self.size_hw
+        return height // self.grid.height * grid.height, width // self.grid.width * grid.width
+
+
+_Bring = Callable[[Any, _Served, Grid], None]
+
+
+def _served(model: Any) -> _Served:
+    """Return what a model serves; where no part of it keeps a grid, as a pass shows it.
+
+    Raises:
+        PositionError: if nothing tells which images the model serves.
+    """
+    try:
+        return _Served(grid_of(model), image_of(model))
+    except PositionError:
+        subject = Subject(model)
+        return _Served(subject.grid, subject.size)
+
+
+def _resized(made: Any, served: _Served, grid: Grid, extent: Any) -> None:
     """Bring a copy to a grid."""
-    own, size = grid_of(made), _size(made, grid)
-    if (own.height, own.width) != (grid.height, grid.width):
-        resize(made, size, extent=extent)
+    if (served.grid.height, served.grid.width) != (grid.height, grid.width):
+        resize(made, served.pixels(grid), extent=extent)
 
 
-def _size(model: Any, grid: Grid) -> tuple[int, int]:
-    """Return the image of a grid, in pixels."""
-    own, size = grid_of(model), image_of(model)
-    if size is None:
-        raise PositionError(
-            "nothing tells which images the model serves; create it with img_size=."
-        )
-    return size[0] // own.height * grid.height, size[1] // own.width * grid.width
-
-
-def _bring(made: Any, grid: Grid, name: str, seed: int) -> None:
+def _bring(made: Any, served: _Served, grid: Grid, name: str, seed: int) -> None:
     """Bring a copy to a grid, and its position parts to other places there."""
-    parts = moves_of(made, grid_of(made))
-    table = next((part for part in parts if isinstance(part, TableMove)), None)
-    if name == "extend" and table is not None and grid != grid_of(made):
+    own = served.grid
+    parts = moves_of(made, own, served.size_hw)
+    table = next((part for part in parts if isinstance(part, (TableMove, CodeMove))), None)
+    if name == "extend" and table is not None and grid != own:
         raise PositionError(
             f"{table.path} is a table, which is resampled to the view; it has no entries beyond it."
         )
-    turns = any(part.angles(grid_of(made)) is not None for part in parts)
+    turns = any(part.angles(own) is not None for part in parts)
     extent = {"zoom": "trained", "extend": "index"}.get(name) if turns else None
-    _resized(made, grid, extent)
+    _resized(made, served, grid, extent)
     changes: dict[str, Change] = {
         "S1": _in_plane(lambda c: shifted(c, SHIFTS[1])),
         "R1": _in_plane(flipped),
@@ -248,7 +190,7 @@ def _bring(made: Any, grid: Grid, name: str, seed: int) -> None:
         "shuffled": ordered(grid_order(seed)),
     }
     if name in changes:
-        for part in moves_of(made, grid):
+        for part in moves_of(made, grid, served.pixels(grid)):
             part(changes[name])
 
 
@@ -261,16 +203,17 @@ def _of(grid: Grid, change: Callable[[torch.Tensor], torch.Tensor]) -> torch.Ten
     return torch.cat([cells[:, :1], change(cells[:, 1:])], dim=-1)
 
 
-def _without(made: Any, grid: Grid) -> None:
+def _without(made: Any, served: _Served, grid: Grid) -> None:
     """Bring a copy to a grid, and take its position parts out."""
-    _resized(made, grid, None)
+    _resized(made, served, grid, None)
     take_out(made)
 
 
 def _point(
     line: str,
     model: nn.Module,
-    bring: Callable[[Any, Grid], None],
+    served: _Served,
+    bring: _Bring,
     grid: Grid,
     evaluate: Callable[..., Any],
 ) -> Point:
@@ -290,9 +233,9 @@ def _point(
 
     size = (0, 0)
     try:
-        size = _size(model, grid)
+        size = served.pixels(grid)
         made: Any = copy.deepcopy(model).eval()
-        bring(made, grid)
+        bring(made, served, grid)
     except PositionError as error:
         return point(None, "undefined", str(error))
     began = time.perf_counter()

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from visionpos.audit.layer import Door, Placed, cells_of, index_of, seen_axes
-from visionpos.audit.maps import Convolving, Querying, Surrounding
+from visionpos.audit.maps import Convolving, Pairing, Querying, Surrounding
 from visionpos.audit.readings import Reading, near, readings
 from visionpos.encodings import (
     Additive,
@@ -21,6 +21,7 @@ from visionpos.encodings import (
     ConvRelative,
     Extending,
     Gpsa,
+    PairBiasing,
     PromptEncoder,
     QueryBiasing,
     Rotary,
@@ -221,14 +222,15 @@ class _Biasing(_Encoded):
         }
         where = {name: value for name, value in told.items() if name in names}
         count = places.shape[0]
-        if count * count <= _FEW_PAIRS:
+        if count * count <= _FEW_PAIRS or self.encoding.score(grid) is not None:
             dense: Tensor = self.encoding.between(places, places, **where)
             return dense
         # Networks of differences are slow: each difference once.
         apart = (places.unsqueeze(1) - places.unsqueeze(0)).flatten(0, 1)
         distinct, which = torch.unique(apart, dim=0, return_inverse=True)
         values: Tensor = self.encoding.values(distinct, **where)
-        return values.index_select(-1, which).unflatten(-1, (count, count))
+        spread: Tensor = values.index_select(-1, which).unflatten(-1, (count, count))
+        return spread
 
     def spread(self, placed: Placed) -> Tensor:
         reading = self.reading(placed.grid)
@@ -260,7 +262,8 @@ class _Extending(_Encoded):
         exact = torch.float64 if q.dtype == torch.float64 else torch.float32
         apart = (places.unsqueeze(1) - places.unsqueeze(0)).to(exact)
         values: Tensor = self.encoding.values(tokens.unsqueeze(0).to(exact), apart)
-        return values[0] * self.encoding.scale
+        scaled: Tensor = values[0] * self.encoding.scale
+        return scaled
 
     def native(self, placed: Placed) -> Tensor:
         axes: int = self.encoding.spec.axes
@@ -295,6 +298,7 @@ _DOORS: tuple[tuple[Any, Any], ...] = (
     ((Rotary, Turning), _Rotating),
     (Biasing, _Biasing),
     (QueryBiasing, Querying),
+    (PairBiasing, Pairing),
     (Extending, _Extending),
     (Gpsa, _Gating),
     (Conditional, Convolving),

@@ -84,7 +84,9 @@ class Querying(_OnLattice):
     dense = False
 
     def native(self, placed: Placed) -> Tensor:
-        """Return shares of the sides: tables are evaluated on the grid that is told."""
+        """Return shares of the sides, where tables are evaluated on the grid that is told; else cells."""
+        if getattr(self.encoding.spec, "extent", None) is None:
+            return seen_axes(placed.cells, placed.grid)
         sides = placed.cells.new_tensor(placed.grid.shape)
         return seen_axes(placed.cells / sides, placed.grid)
 
@@ -92,6 +94,23 @@ class Querying(_OnLattice):
         """Return the bias of the grid at the tokens' cells."""
         room = self._put(self._own(q), placed, (0, 0)).unsqueeze(0)
         whole: Tensor = self.encoding(room, placed.grid)[0]
+        cells = self._places(placed)
+        own = whole[:, cells][:, :, cells]
+        return torch.nn.functional.pad(own, (placed.exempt, 0, placed.exempt, 0))
+
+
+class Pairing(_OnLattice):
+    """What queries, keys and their places in a line say together, added to logits; cells are numbered row-major."""
+
+    def turned(self, q: Tensor, k: Tensor, placed: Placed) -> tuple[Tensor, Tensor]:  # noqa: ARG002
+        """Return q and k as they are, and keep the keys for the bias."""
+        self.keys = k
+        return q, k
+
+    def bias(self, q: Tensor, tokens: Tensor, placed: Placed) -> Tensor:  # noqa: ARG002
+        """Return the bias of the line at the tokens' cells; the layer's own scale of q.k stays."""
+        rooms = [self._put(self._own(x), placed, (0, 0)).unsqueeze(0) for x in (q, self.keys)]
+        whole: Tensor = self.encoding(*rooms, placed.grid)[0]
         cells = self._places(placed)
         own = whole[:, cells][:, :, cells]
         return torch.nn.functional.pad(own, (placed.exempt, 0, placed.exempt, 0))

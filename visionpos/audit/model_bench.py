@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +11,7 @@ from torch import Tensor
 
 from visionpos.audit.layer import cells_of
 from visionpos.audit.metrics import attention_change, output_change
+from visionpos.audit.model_joined import joinable
 from visionpos.audit.model_moves import AttachedMove, Change, Move
 from visionpos.audit.model_parts import moves_of
 from visionpos.audit.model_subject import Rows, Subject, Visit
@@ -19,7 +19,7 @@ from visionpos.audit.model_watch import Key, Passed
 from visionpos.audit.result import Metric, Tokens
 from visionpos.errors import PositionError
 from visionpos.geometry import Grid
-from visionpos.retrofit.ports import Port, attentions_of
+from visionpos.retrofit.ports import attentions_of
 
 Run = Callable[[Visit], Passed]
 Back = Callable[[int, int], Tensor]
@@ -46,6 +46,7 @@ class Trial:
         metrics: what it measures.
         angle: returns the radians that it adds at most to a pair of channels.
         note: what to know when reading it.
+        parts: returns the position parts as they are afterwards, where the model itself is changed.
     """
 
     variant: str
@@ -53,6 +54,7 @@ class Trial:
     metrics: tuple[Metric, ...] = ("A", "O")
     angle: Callable[[], float] = lambda: 0.0
     note: str = ""
+    parts: Callable[[], list[Move]] | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -71,7 +73,9 @@ class Bench:
 
     def parts(self, model: Any | None = None) -> list[Move]:
         """Return the position parts of a copy."""
-        return moves_of(self.subject.fresh() if model is None else model, self.subject.grid)
+        return moves_of(
+            self.subject.fresh() if model is None else model, self.subject.grid, self.subject.size
+        )
 
     def moved(self, change: Change, *, inside: bool = False) -> Any:
         """Return a copy whose position parts have all come to new places.
@@ -84,7 +88,7 @@ class Bench:
             PositionError: if a part knows nothing of them, or none is left.
         """
         model = self.subject.fresh()
-        parts = moves_of(model, self.subject.grid)
+        parts = self.parts(model)
         if inside:
             ports = [f"{port.path}." for port in attentions_of(model) if joinable(port)]
             if not ports:
@@ -220,78 +224,6 @@ def grid_order(seed: int) -> Callable[[Grid], Tensor]:
 def ordered(order: Callable[[Grid], Tensor]) -> Change:
     """Return the change that puts every token on the cell of another."""
     return Change(lambda grid: cells_of(grid)[order(grid)])
-
-
-def behind(order: Tensor, tokens: int) -> Tensor:
-    """Return an order of patches with the prefix tokens before them as they are."""
-    front = tokens - len(order)
-    return torch.cat([torch.arange(front), order + front])
-
-
-def joinable(port: Port) -> bool:
-    """Return whether an attention tells its own grid, and its tokens can change places inside it."""
-    seams = port.seams
-    given = seams.grid.kind in ("argument", "called", "unrolled") or seams.grid.queries != 1
-    return port.local and not given and not any(tap.at.startswith("@") for tap in seams.taps)
-
-
-@contextmanager
-def joined(model: Any, order: Callable[[int], Tensor]) -> Iterator[None]:
-    """Let every attention that can be joined get its tokens in another order, and put its outputs back.
-
-    Args:
-        model: a copy.
-        order: from a number of patch tokens to their order.
-    """
-    with ExitStack() as stack:
-        for port in attentions_of(model):
-            if not joinable(port):
-                continue
-            kind, front = port.seams.grid.kind, port.prefix
-            maps = {"nhwc": "nhwc", "nchw": "nchw"}.get(kind, "")
-            enter, leave = _turners(order, front, maps)
-            before = port.holder.register_forward_pre_hook(enter, with_kwargs=True)
-            after = port.holder.register_forward_hook(leave)
-            stack.callback(before.remove)
-            stack.callback(after.remove)
-        yield
-
-
-def _turners(order: Callable[[int], Tensor], front: int, maps: str) -> tuple[Any, Any]:
-    def enter(_: Any, args: tuple[Any, ...], named: dict[str, Any]) -> Any:
-        x = args[0]
-        count = _rows(x, maps)
-        whole = behind(order(count - front), count).to(x.device)
-
-        def also(value: Any) -> Any:
-            if isinstance(value, Tensor) and value.shape[-2:] == (count, count):
-                return value[..., whole, :][..., whole]
-            return value
-
-        rest = [also(value) for value in args[1:]]
-        return (_put(x, whole, maps), *rest), {key: also(value) for key, value in named.items()}
-
-    def leave(_: Any, __: Any, output: Tensor) -> Tensor:
-        count = _rows(output, maps)
-        return _put(
-            output, torch.argsort(behind(order(count - front), count)).to(output.device), maps
-        )
-
-    return enter, leave
-
-
-def _rows(x: Tensor, maps: str) -> int:
-    if maps == "nchw" and x.ndim == 4:
-        return x.shape[2] * x.shape[3]
-    return x.shape[1] * x.shape[2] if x.ndim == 4 else x.shape[1]
-
-
-def _put(x: Tensor, order: Tensor, maps: str) -> Tensor:
-    if x.ndim == 3:
-        return x[:, order]
-    if maps == "nchw":
-        return x.flatten(2)[..., order].reshape(x.shape)
-    return x.flatten(1, 2)[:, order].reshape(x.shape)
 
 
 def taken(rows: Rows, order: Tensor) -> Rows:

@@ -46,6 +46,10 @@ class IndexMove(Move):
         self.table, self.grid = table, Grid(*table.sides)
         self.signed = table.seams.kind == "rel_table"
 
+    def largest(self, grid: Grid) -> float | None:  # noqa: ARG002 (its window's own)
+        """Return the largest entry."""
+        return float(self.table.value.detach().abs().max())
+
     def __call__(self, change: Change) -> None:
         """Let every pair of tokens read the entry of its new difference."""
         still = Change(cells_of)
@@ -82,7 +86,7 @@ class IndexMove(Move):
         for rule in self.table.module.follow:
             found = rule.get("offsets", 1)
             step = found if isinstance(found, int) else int(getattr(self.table.base, found))
-        maps = entries.unflatten(0, (self.grid.height, self.grid.width))
+        maps: Tensor = entries.unflatten(0, (self.grid.height, self.grid.width))
         return maps[::step, ::step].flatten(0, 1)
 
     def _shape(self, index: Tensor, rows: Tensor, front: int) -> tuple[int, int]:

@@ -9,19 +9,12 @@ from torch import Tensor
 
 from visionpos.audit.changes import reordered
 from visionpos.audit.layer import cells_of
-from visionpos.audit.model_bench import (
-    Back,
-    Bench,
-    Number,
-    Trial,
-    behind,
-    grid_order,
-    ordered,
-    taken,
-)
+from visionpos.audit.model_bench import Back, Bench, Number, Trial, grid_order, ordered, taken
+from visionpos.audit.model_joined import behind
 from visionpos.audit.model_moves import Change
 from visionpos.audit.model_parts import take_out
 from visionpos.audit.model_watch import Seen
+from visionpos.audit.model_windows import causal_inside, missing_inside, twins_inside
 from visionpos.errors import PositionError
 from visionpos.geometry import Grid
 
@@ -62,9 +55,7 @@ def duplicate_keys(bench: Bench) -> Iterator[Trial]:
 
     def measure() -> list[Number]:
         if not subject.flat:
-            raise PositionError(
-                "windows and stages mix tokens between layers; two keys of equal content exist in none of them."
-            )
+            return twins_inside(bench)
         own = torch.arange(subject.count)
         own[second] = first
         found: list[float] = []
@@ -83,7 +74,10 @@ def duplicate_keys(bench: Bench) -> Iterator[Trial]:
         return [Number("weights", where, "patches", mean) for where in ("layer 0", "end")]
 
     yield Trial(
-        "", measure, ("weights",), note="the first layer alone: later ones see other contents"
+        "",
+        measure,
+        ("weights",),
+        note="the first layer alone: later ones see other contents" if subject.flat else INSIDE,
     )
 
 
@@ -108,9 +102,7 @@ def missing_evidence(bench: Bench) -> Iterator[Trial]:
 
     def measure() -> list[Number]:
         if not subject.flat:
-            raise PositionError(
-                "windows and stages give a masked token another number in every layer; no mask follows it."
-            )
+            return missing_inside(bench, seed)
         model = subject.still()
         kept = torch.arange(count)[torch.arange(count) != hidden]
 
@@ -137,7 +129,7 @@ def missing_evidence(bench: Bench) -> Iterator[Trial]:
         )
         return _reached(bench, found)
 
-    yield Trial("", measure)
+    yield Trial("", measure, note="" if subject.flat else INSIDE)
 
 
 def _without(hidden: int, count: int) -> Seen:
@@ -173,14 +165,13 @@ def _reached(bench: Bench, found: list[Number]) -> list[Number]:
 
 def causal(bench: Bench) -> Iterator[Trial]:
     """Yield a causal mask, through which even no position has an order."""
-    subject, order = bench.subject, grid_order(seed_of(bench))
+    subject, seed = bench.subject, seed_of(bench)
+    order, note = grid_order(seed), "" if bench.subject.flat else INSIDE
 
     def measured(*, scheme: bool) -> Callable[[], list[Number]]:
         def measure() -> list[Number]:
             if not subject.flat:
-                raise PositionError(
-                    "windows have no common order; a causal mask has no meaning there."
-                )
+                return causal_inside(bench, seed, scheme=scheme)
             own = order(subject.grid)
             models = subject.still(), bench.moved(ordered(order)) if scheme else subject.still()
             for model in () if scheme else models:
@@ -198,5 +189,5 @@ def causal(bench: Bench) -> Iterator[Trial]:
 
         return measure
 
-    yield Trial("without scheme", measured(scheme=False), ("Eq",))
-    yield Trial("with scheme", measured(scheme=True), ("Eq",))
+    yield Trial("without scheme", measured(scheme=False), ("Eq",), note=note)
+    yield Trial("with scheme", measured(scheme=True), ("Eq",), note=note)

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from visionpos.audit.model_found import HALF, apart, found_of
-from visionpos.audit.model_subject import Subject, features, unfolded
+from visionpos.audit.model_inputs import unfolded
+from visionpos.audit.model_subject import Subject, features
 from visionpos.audit.model_watch import tensor_of
 from visionpos.audit.result import Found
 from visionpos.retrofit.sizes import multiple_of

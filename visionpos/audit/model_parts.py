@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
 import torch
 from torch import nn
 
+from visionpos.audit.model_axes import AxisMove, LambdaMove
 from visionpos.audit.model_biases import ConvMove, FeatureMove, IndexMove, LogMove
-from visionpos.audit.model_moves import AttachedMove, Move, NoMove, RopeMove, TableMove
+from visionpos.audit.model_codes import CodeMove, FollowMove, LookupMove, WaveMove
+from visionpos.audit.model_moves import AttachedMove, Move, NoMove
+from visionpos.audit.model_rope import RopeMove
+from visionpos.audit.model_tables import TableMove
+from visionpos.encodings import LearnedSpec
 from visionpos.errors import PositionError
 from visionpos.geometry import Grid
 from visionpos.retrofit.attach import attachments
 from visionpos.retrofit.ports import dims_of
 from visionpos.retrofit.rope import own_rope
 from visionpos.retrofit.seams import row_of
+from visionpos.retrofit.sizes import image_of
 from visionpos.retrofit.tables import Table, tables_of
 
 # Kind of the seam table -> kind of the Spec whose outcomes it shares.
@@ -30,11 +37,10 @@ _LIKE = {
     "abs_tiled": "abswin",
 }
 _STILL = {
-    "abs_tiled": "is tiled over the map; a token has no row of its own.",
-    "axis_table": "is multiplied with the query inside attention; its differences are the array's own.",
+    "abs": "is one of several tables that are added as one; a token has no row of its own.",
+    "axis_table": "stands alone: differences along the other axis have no table beside it.",
     "fourier": "gives waves of a whole grid alone.",
-    "lambda": "is part of a layer that has no pairs of tokens.",
-    "index_lookup": "is looked up by the coordinates that come with the patches.",
+    "lambda": "is a convolution over a layer's values, without pairs of tokens; it knows the order of the map alone.",
     "rotary": "belongs to no path that tokens take through this model.",
 }
 
@@ -78,17 +84,19 @@ def positional_weights(model: nn.Module) -> set[int]:
     return found
 
 
-def moves_of(model: Any, grid: Grid) -> list[Move]:
+def moves_of(model: Any, grid: Grid, size_hw: tuple[int, int] | None = None) -> list[Move]:
     """Return every position part of a model, in the order in which tokens meet them.
 
     Args:
         model: a copy that may be written to.
         grid: of the patch tokens.
+        size_hw: image that has this grid; that which the model serves when None.
     """
-    rope = own_rope(model)
+    rope, tables = own_rope(model), tables_of(model)
+    size = image_of(model) if size_hw is None else size_hw
     found = [
-        _move(table, grid)
-        for table in tables_of(model)
+        _move(table, grid, size, tables)
+        for table in tables
         if rope is None or not _within(table, rope, model)
     ]
     if rope is not None:
@@ -119,28 +127,73 @@ def _rope(path: str, rope: Any, model: Any, grid: Grid) -> Move:
     return RopeMove(path, rope, dims_of(model), grid, _dtype(model))
 
 
-def _move(table: Table, grid: Grid) -> Move:
+def _move(table: Table, grid: Grid, size_hw: tuple[int, int] | None, tables: list[Table]) -> Move:
     kind = table.seams.kind
     spec = SimpleNamespace(kind=_LIKE[kind]) if kind in _LIKE else None
-    if (
-        kind == "abs"
-        and table.module is None
-        and table.seams.layout in ("nlc", "nc", "nhwc", "nchw")
-    ):
-        return TableMove(table, grid)
+    makers: list[Callable[[], Move | None]] = [
+        lambda: _told(table, grid, tables),
+        lambda: _within_pairs(table, spec, tables),
+        lambda: _added(table, spec, grid, size_hw),
+    ]
+    made = next((move for maker in makers if (move := maker()) is not None), None)
+    if made is not None:
+        return made
     if kind == "conv":
         return ConvMove(table.path, table.base, spec)
     if kind == "offset_feature":
         return FeatureMove(table, spec, grid)
-    if table.sides is not None and kind == "log_mlp":
-        return LogMove(table, spec)
-    if table.sides is not None and table.module is not None and kind in ("rel_table", "abs_offset"):
-        return IndexMove(table, spec)
-    return NoMove(
-        table.path,
-        spec,
-        _STILL.get(kind, "is laid out in a way that no token has a row of its own."),
-    )
+    why = _STILL.get(kind, "is laid out in a way that no token has a row of its own.")
+    return NoMove(table.path, spec, why)
+
+
+def _told(table: Table, grid: Grid, tables: list[Table]) -> Move | None:
+    """Return the move of a part that is asked for a grid or for coordinates, or that another one tells where it is."""
+    kind = table.seams.kind
+    if kind == "fourier" and isinstance(table.value, nn.Conv2d):
+        return WaveMove(table)
+    if kind == "index_lookup":
+        return LookupMove(table, grid)
+    follows = kind == "rotary" and any(one.seams.kind == "index_lookup" for one in tables)
+    return FollowMove(table.path) if follows else None
+
+
+def _within_pairs(table: Table, spec: Any, tables: list[Table]) -> Move | None:
+    """Return the move of a part that works on pairs of tokens inside a layer."""
+    kind = table.seams.kind
+    other = _beside(table, tables) if kind == "axis_table" else None
+    if other is not None:
+        return AxisMove(table, spec, other)
+    if table.module is None or table.sides is None:
+        return None
+    movers: dict[str, Callable[[Any, Any], Move]] = {
+        "log_mlp": LogMove,
+        "lambda": LambdaMove,
+        "rel_table": IndexMove,
+        "abs_offset": IndexMove,
+    }
+    return movers[kind](table, spec) if kind in movers else None
+
+
+def _beside(table: Table, tables: list[Table]) -> Table | None:
+    """Return the table of the other axis in the same attention."""
+    others = (one for one in tables if one.owner is table.owner and one.path != table.path)
+    return next((one for one in others if one.seams.kind == "axis_table"), None)
+
+
+def _added(table: Table, spec: Any, grid: Grid, size_hw: tuple[int, int] | None) -> Move | None:
+    """Return the move of a table that is added to tokens; None where its rows belong to no plane of cells."""
+    kind, layout, sides = table.seams.kind, table.seams.layout, table.sides
+    if table.module is not None or kind not in ("abs", "abs_tiled"):
+        return None
+    if kind == "abs" and layout == "axis_line":
+        spec = SimpleNamespace(kind="factorized", coords="fractional")
+    elif layout not in ("nlc", "nc", "nhwc", "nchw"):
+        return None
+    elif kind == "abs":
+        if sides is None or tuple(sides) == (grid.height, grid.width) or table.moves:
+            return TableMove(table, grid)
+        spec = LearnedSpec(grid_hw=sides)
+    return CodeMove(table, spec, grid, size_hw)
 
 
 @torch.no_grad()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -11,8 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from visionpos.audit.layer import cells_of
-from visionpos.audit.model_moves import AttachedMove, Change, RopeMove
+from visionpos.audit.model_inputs import as_rows, channels_of, folded, layout_of, unfolded
+from visionpos.audit.model_moves import AttachedMove, Change
 from visionpos.audit.model_parts import cheap_copy, moves_of
+from visionpos.audit.model_rope import RopeMove
 from visionpos.audit.model_watch import Key, Passed, Seen, Turn, Watch, tensor_of
 from visionpos.errors import PositionError
 from visionpos.geometry import Grid
@@ -21,7 +22,7 @@ from visionpos.retrofit.lattice import stated_sides
 from visionpos.retrofit.paths import sides_of
 from visionpos.retrofit.places import Place, embeds_of
 from visionpos.retrofit.ports import attentions_of, prefix_row_is_flat
-from visionpos.retrofit.seams import blocks_of, class_row, row_of
+from visionpos.retrofit.seams import blocks_of, row_of
 from visionpos.retrofit.sizes import image_of, multiple_of
 from visionpos.retrofit.tables import tables_of
 
@@ -82,7 +83,7 @@ class Subject:
         """Return a copy whose rotations are as exact as those of moved places; it serves its own grid alone."""
         model = self.fresh()
         if self.dtype == torch.float64:  # timm's tables, and coordinates of encodings, are float32
-            for part in moves_of(model, self.grid):
+            for part in moves_of(model, self.grid, self.size):
                 if isinstance(part, (RopeMove, AttachedMove)) and part.inside:
                     part(Change(cells_of))
         return model
@@ -111,7 +112,7 @@ class Subject:
                     grids.append(Grid(int(sides[0]), int(sides[1])))
                 elif place.sides[0] is not None:
                     owner, name = place.sides
-                    stated = stated_sides(owner, name) if name else sides_of(owner)
+                    stated: Any = stated_sides(owner, name) if name else sides_of(owner)
                     grids.append(Grid(*stated))
                 else:
                     grids.append(grid_seen(module, args, named, output))
@@ -229,42 +230,6 @@ def features(model: Any, image: Tensor) -> Tensor:
             f"model {type(model).__name__} fails on an image {tuple(image.shape)}: "
             f"{' '.join(str(error).split())[:200] or type(error).__name__}. Pass size_hw= that it serves."
         ) from error
-
-
-def channels_of(model: nn.Module) -> int:
-    """Return the channels of a model's images."""
-    row = class_row(model)
-    for module in model.modules():
-        if isinstance(module, nn.Conv2d):
-            return int(module.in_channels)
-        if isinstance(module, nn.Linear) and row is not None and row[1].grid == "coords":
-            step = multiple_of(model, row[1])
-            return int(module.in_features) // math.prod(step)
-    return 3
-
-
-def layout_of(place: Place, maps: Tensor) -> str:
-    """Return how patch tokens lie; rows may come as a map where the model takes any size."""
-    if maps.ndim == 3:
-        return "nlc"
-    return place.layout if place.layout in ("nchw", "nhwc") else "nhwc"
-
-
-def as_rows(maps: Tensor, layout: str) -> Tensor:
-    """Return `[b, n, d]`."""
-    if layout == "nchw":
-        return maps.flatten(2).mT
-    return maps.flatten(1, 2) if layout == "nhwc" else maps
-
-
-def unfolded(image: Tensor, step: tuple[int, int]) -> Tensor:
-    """Return the patches of an image, `[b, n, channels * height * width]`."""
-    return nn.functional.unfold(image, step, stride=step).mT
-
-
-def folded(patches: Tensor, size: Any, step: tuple[int, int]) -> Tensor:
-    """Return the image that patches make."""
-    return nn.functional.fold(patches.mT, tuple(size), step, stride=step)
 
 
 @contextmanager

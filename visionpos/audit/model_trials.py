@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
-import torch
 from torch import Tensor
 
 from visionpos.audit.bench import in_space, larger
@@ -18,17 +18,8 @@ from visionpos.audit.changes import (
     transposed,
 )
 from visionpos.audit.layer import cells_of
-from visionpos.audit.model_bench import (
-    Bench,
-    Number,
-    Trial,
-    behind,
-    grid_order,
-    joinable,
-    joined,
-    ordered,
-    taken,
-)
+from visionpos.audit.model_bench import Bench, Number, Trial, grid_order, ordered, taken
+from visionpos.audit.model_border import WINDOW, one_window
 from visionpos.audit.model_evidence import (
     INSIDE,
     ablation,
@@ -39,12 +30,15 @@ from visionpos.audit.model_evidence import (
     moved,
     seed_of,
 )
+from visionpos.audit.model_joined import joined
 from visionpos.audit.model_moves import Change
+from visionpos.audit.model_prefix import prefix
 from visionpos.audit.model_subject import Visit
-from visionpos.audit.model_views import extend, out_of_range, prefix, zoom
+from visionpos.audit.model_views import extend, out_of_range, zoom
 from visionpos.audit.model_watch import Passed
+from visionpos.audit.model_windows import back_inside, contents_inside
+from visionpos.errors import PositionError
 from visionpos.geometry import Grid
-from visionpos.retrofit.ports import attentions_of
 
 
 def trials_of(intervention: str, bench: Bench) -> Iterator[Trial]:
@@ -67,10 +61,25 @@ def _content_permutation(bench: Bench) -> Iterator[Trial]:
         model = bench.moved(ordered(order))
         return bench.apart(lambda visit: subject.passed(model, visit=visit), undone=True)
 
+    def contents() -> list[Number]:
+        # One order a count of tokens: an attention knows no more of its grid.
+        return contents_inside(bench, lambda count: order(Grid(1, count)))
+
     if subject.flat:
         yield Trial("", tokens, ("Eq", "A"))
+    elif _refused(lambda: bench.moved(ordered(order))):
+        yield Trial("", contents, ("Eq", "A"), note=INSIDE)
     else:
         yield Trial("", places, ("Eq", "A"), note=f"places change in place of contents, {INSIDE}")
+
+
+def _refused(move: Callable[[], Any]) -> bool:
+    """Return whether a part of the model refuses a change of places."""
+    try:
+        move()
+    except PositionError:
+        return True
+    return False
 
 
 def _joint_permutation(bench: Bench) -> Iterator[Trial]:
@@ -99,19 +108,12 @@ def _windows(bench: Bench, order: Callable[[Grid], Tensor]) -> Callable[[], list
     def measure() -> list[Number]:
         subject = bench.subject
         model = bench.moved(ordered(lambda grid: drawn(grid.size)), inside=True)
-        ports = attentions_of(model)
 
         def run(visit: Visit) -> Passed:
             with joined(model, drawn):
                 return subject.passed(model, visit=visit)
 
-        def back(tokens: int, number: int) -> Tensor:
-            port = ports[number]
-            if not joinable(port):
-                return torch.arange(tokens)
-            return behind(torch.argsort(drawn(tokens - port.prefix)), tokens)
-
-        return bench.apart(run, back=back)
+        return bench.apart(run, back=back_inside(model, drawn))
 
     return measure
 
@@ -130,6 +132,8 @@ def _shift(bench: Bench) -> Iterator[Trial]:
     for by in SHIFTS:
         name = f"{by} cell" if by == 1 else f"{by} cells"
         yield moved(bench, name, in_plane(lambda c, by=by: shifted(c, by)))  # type: ignore[misc]
+    if not bench.subject.flat:
+        yield Trial(WINDOW, lambda: one_window(bench), ("O",), note="every block by itself")
 
 
 def _half_shift(bench: Bench) -> Iterator[Trial]:

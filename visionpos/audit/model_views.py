@@ -1,27 +1,28 @@
-"""Trials on a model that is moved to a larger grid, and on its prefix tokens."""
+"""Trials on a model that is moved to a larger grid."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from visionpos.audit.bench import in_space
-from visionpos.audit.changes import PREFIXES, SHIFTS, STRETCH, outside_share, shifted
-from visionpos.audit.layer import Placed, cells_of
+from visionpos.audit.changes import STRETCH, outside_share
+from visionpos.audit.layer import cells_of
 from visionpos.audit.metrics import attention_change, entropy_share, output_change
 from visionpos.audit.model_bench import Bench, Number, Trial
-from visionpos.audit.model_moves import AttachedMove, Change, Move, RopeMove, TableMove
+from visionpos.audit.model_codes import CodeMove
+from visionpos.audit.model_inputs import channels_of
+from visionpos.audit.model_moves import AttachedMove, Move
 from visionpos.audit.model_parts import moves_of
-from visionpos.audit.model_subject import channels_of
-from visionpos.audit.model_watch import Key, Turn
-from visionpos.encodings import Rotary
+from visionpos.audit.model_rope import RopeMove
+from visionpos.audit.model_tables import TableMove
+from visionpos.audit.model_watch import Key
 from visionpos.errors import PositionError
-from visionpos.geometry import Grid, Rotation, rotate
+from visionpos.geometry import Grid
 from visionpos.geometry.coords import Extent
-from visionpos.retrofit.ports import attentions_of
 from visionpos.retrofit.resize import resize
 
 # What a wider or a finer grid is told, in the words of an encoding's audit.
@@ -39,7 +40,8 @@ def _grown(bench: Bench, extent: Extent) -> Any:
     """
     subject = bench.subject
     model = subject.fresh()
-    table = next((part for part in bench.parts(model) if isinstance(part, TableMove)), None)
+    resampled = (TableMove, CodeMove)
+    table = next((part for part in bench.parts(model) if isinstance(part, resampled)), None)
     if table is not None and extent == "index":
         raise PositionError(
             f"{table.path} is a table, which is resampled to the view; it has no entries beyond it."
@@ -53,7 +55,19 @@ def _grown(bench: Bench, extent: Extent) -> Any:
 def out_of_range(bench: Bench) -> Iterator[Trial]:
     """Yield a grid of twice the sides, with the view kept and the scale kept."""
     for variant, extent in _EXTENTS:
-        yield Trial(variant, _range(bench, extent), ("entropy", "outside", "phase"))
+        yield Trial(
+            variant,
+            _range(bench, extent),
+            ("entropy", "outside", "phase", "bias"),
+            parts=_parts_on(bench, extent),
+        )
+
+
+def _parts_on(bench: Bench, extent: Extent) -> Callable[[], list[Move]]:
+    """Return what gives the position parts of a copy that serves twice the sides."""
+    grid, size = bench.subject.grid, bench.subject.size
+    large = Grid(STRETCH * grid.height, STRETCH * grid.width)
+    return lambda: moves_of(_grown(bench, extent), large, (STRETCH * size[0], STRETCH * size[1]))
 
 
 def _range(bench: Bench, extent: Extent) -> Callable[[], list[Number]]:
@@ -84,10 +98,11 @@ def _range(bench: Bench, extent: Extent) -> Callable[[], list[Number]]:
 
 
 def _reach(bench: Bench, model: Any, large: Grid) -> list[Number]:
-    """Return how far what turns is beyond its trained range: differences, and angles."""
+    """Return how far parts are beyond their trained range: differences, angles, and sizes of biases."""
     subject, grid = bench.subject, bench.subject.grid
-    trained, deployed = bench.parts(), moves_of(model, large)
-    shares, phases = [], []
+    size = STRETCH * subject.size[0], STRETCH * subject.size[1]
+    trained, deployed = bench.parts(), moves_of(model, large, size)
+    shares, phases, biases = [], [], []
     for before, after in zip(trained, deployed, strict=True):
         places = before.native(grid), after.native(large)
         if places[0] is not None and places[1] is not None:
@@ -95,10 +110,13 @@ def _reach(bench: Bench, model: Any, large: Grid) -> list[Number]:
         turns = before.angles(grid), after.angles(large)
         if turns[0] is not None and turns[1] is not None:
             phases.append(_excess(turns[0], turns[1]))
+        most = before.largest(grid), after.largest(large)
+        if most[0] and most[1] is not None:
+            biases.append(most[1] / most[0] - 1.0)
     tokens = "patches" if subject.flat else "all"
     return [
         Number(metric, "end", tokens, max(values))  # type: ignore[arg-type]
-        for metric, values in (("outside", shares), ("phase", phases))
+        for metric, values in (("outside", shares), ("phase", phases), ("bias", biases))
         if values
     ]
 
@@ -114,58 +132,101 @@ def _excess(trained: Tensor, deployed: Tensor) -> float:
 
 def zoom(bench: Bench) -> Iterator[Trial]:
     """Yield four tokens in place of each, within the same view."""
-    yield Trial("new sides told", _gathered(bench, "trained", lambda c, _: (c / STRETCH).floor()))
+    yield _gathered(bench, "new sides told", "trained", lambda c, _: (c / STRETCH).floor())
 
 
 def extend(bench: Bench) -> Iterator[Trial]:
     """Yield four copies of the picture side by side, at the same scale."""
-    yield Trial(
-        "trained sides told", _gathered(bench, "index", lambda c, sides: c.remainder(sides))
+    yield _gathered(bench, "trained sides told", "index", lambda c, sides: c.remainder(sides))
+
+
+Origin = Callable[[Tensor, Tensor], Tensor]
+"""From cells of the large grid, and the sides of the small one, to cells there."""
+
+
+def _gathered(bench: Bench, variant: str, extent: Extent, origin: Origin) -> Trial:
+    """Return a trial of more tokens, each with the content of one at first: those of one are taken together."""
+    flat = bench.subject.flat
+    return Trial(
+        variant,
+        lambda: _many(bench, extent, origin),
+        ("A", "O") if flat else ("O",),
+        note="" if flat else "what the last stage gives, means over those of one token",
+        parts=_parts_on(bench, extent),
     )
 
 
-def _gathered(
-    bench: Bench, extent: Extent, origin: Callable[[Tensor, Tensor], Tensor]
-) -> Callable[[], list[Number]]:
-    """Return a measurement of more tokens, each with the content of one at first: those of one are taken together."""
+def _many(bench: Bench, extent: Extent, origin: Origin) -> list[Number]:
+    """Return how far answers of many tokens are from that of the one whose content they have."""
+    subject, grid = bench.subject, bench.subject.grid
+    if len(subject.rows) != 1:
+        raise PositionError(
+            "later stages embed patches anew; what replaces the first tokens does not replace those."
+        )
+    model = _grown(bench, extent)
+    owner = _owner(grid, origin).to(subject.device)
+    rows = [one[:, owner] for one in subject.rows]
+    image = torch.zeros(1, subject.image.shape[1], *(STRETCH * side for side in subject.size))
+    image = image.to(subject.image)
+    if not subject.flat:
+        return [_pooled(bench, subject.passed(model, rows, image=image).end, origin)]
+    found: dict[int, list[float]] = {}
 
-    def measure() -> list[Number]:
-        subject, grid = bench.subject, bench.subject.grid
-        if not subject.flat:
-            raise PositionError(
-                "windows and stages have other neighbours on a larger grid; no token keeps its own."
-            )
-        model = _grown(bench, extent)
-        cells = cells_of(Grid(STRETCH * grid.height, STRETCH * grid.width))[:, 1:]
-        own = origin(cells, cells.new_tensor([grid.height, grid.width])).long()
-        owner = (own[:, 0] * grid.width + own[:, 1]).to(subject.device)  # [m]
-        rows = [one[:, owner] for one in subject.rows]
-        image = torch.zeros(1, subject.image.shape[1], *(STRETCH * side for side in subject.size))
-        found: dict[int, list[float]] = {}
+    def visit(key: Key, weights: Tensor) -> None:
+        before = bench.base.weights[key]
+        front = before.shape[-1] - subject.count
+        together = _together(_together(weights, owner, front, -2, mean=True), owner, front, -1)
+        value = attention_change(before[..., front:, :], together[..., front:, :])
+        found.setdefault(key[0], []).append(value)
 
-        def visit(key: Key, weights: Tensor) -> None:
-            before = bench.base.weights[key]
-            front = before.shape[-1] - subject.count
-            together = _together(_together(weights, owner, front, -2, mean=True), owner, front, -1)
-            value = attention_change(before[..., front:, :], together[..., front:, :])
-            found.setdefault(key[0], []).append(value)
+    passed = subject.passed(model, rows, image=image, visit=visit)
+    means = {number: sum(values) / len(values) for number, values in found.items()}
+    numbers = [Number("A", f"layer {n}", "patches", value) for n, value in means.items()]
+    if means:
+        numbers.append(Number("A", "end", "patches", sum(means.values()) / len(means)))
+    pairs = zip(bench.base.blocks, passed.blocks, strict=True)
+    outputs = [(f"layer {i}", *pair) for i, pair in enumerate(pairs)]
+    for where, before, after in [*outputs, ("end", bench.base.end, passed.end)]:
+        front = before.shape[1] - subject.count
+        joint = _together(after, owner, front, 1, mean=True)
+        numbers.append(
+            Number("O", where, "patches", output_change(before[:, front:], joint[:, front:]))
+        )
+    return numbers
 
-        passed = subject.passed(model, rows, image=image.to(subject.image), visit=visit)
-        means = {number: sum(values) / len(values) for number, values in found.items()}
-        numbers = [Number("A", f"layer {n}", "patches", value) for n, value in means.items()]
-        if means:
-            numbers.append(Number("A", "end", "patches", sum(means.values()) / len(means)))
-        pairs = zip(bench.base.blocks, passed.blocks, strict=True)
-        outputs = [(f"layer {i}", *pair) for i, pair in enumerate(pairs)]
-        for where, before, after in [*outputs, ("end", bench.base.end, passed.end)]:
-            front = before.shape[1] - subject.count
-            joint = _together(after, owner, front, 1, mean=True)
-            numbers.append(
-                Number("O", where, "patches", output_change(before[:, front:], joint[:, front:]))
-            )
-        return numbers
 
-    return measure
+def _owner(grid: Grid, origin: Origin) -> Tensor:
+    """Return `[m]`, for every cell of the large grid the cell whose content it has."""
+    cells = cells_of(Grid(STRETCH * grid.height, STRETCH * grid.width))[:, 1:]
+    own = origin(cells, cells.new_tensor([grid.height, grid.width])).long()
+    return own[:, 0] * grid.width + own[:, 1]
+
+
+def _pooled(bench: Bench, after: Tensor, origin: Origin) -> Number:
+    """Return how far the last stage's answers are from those of the small grid, in its own cells.
+
+    Raises:
+        PositionError: if its map has not twice the sides.
+    """
+    before, grid = bench.base.end, bench.subject.grid
+    if before.ndim == 4:
+        axes = [i for i in range(4) if before.shape[i] != after.shape[i]]
+        first = axes[0] if axes else 1
+        sides = before.shape[first : first + 2]
+        before, after = (x.flatten(first, first + 1) for x in (before, after))
+    else:
+        first, side = 1, math.isqrt(before.shape[1] * grid.height // grid.width)
+        sides = torch.Size([side, before.shape[1] // max(1, side)])
+    if math.prod(sides) != before.shape[first] or after.shape[first] != STRETCH**2 * math.prod(
+        sides
+    ):
+        raise PositionError(
+            f"the last stage gives {tuple(after.shape)} in place of {tuple(before.shape)}, no map of twice the sides."
+        )
+    owner = _owner(Grid(int(sides[0]), int(sides[1])), origin).to(after.device)
+    return Number(
+        "O", "end", "all", output_change(before, _together(after, owner, 0, first, mean=True))
+    )
 
 
 def _together(x: Tensor, owner: Tensor, front: int, dim: int, *, mean: bool = False) -> Tensor:
@@ -179,93 +240,3 @@ def _together(x: Tensor, owner: Tensor, front: int, dim: int, *, mean: bool = Fa
         sizes = torch.bincount(places, minlength=front + count).to(room)
         room /= sizes.reshape(-1, *[1] * (room.ndim - 1))
     return room.movedim(0, dim)
-
-
-def prefix(bench: Bench) -> Iterator[Trial]:
-    """Yield a shift under prefix tokens that are hidden, turned as if they stood somewhere, or left alone."""
-    by = SHIFTS[1]
-    change = Change(lambda grid: in_space(cells_of(grid), lambda c: shifted(c, by)))
-    for variant in PREFIXES:
-        yield Trial(variant, _under(bench, variant, change, by), angle=lambda: bench.angle(change))
-
-
-def _under(bench: Bench, variant: str, change: Change, by: int) -> Callable[[], list[Number]]:
-    subject = bench.subject
-
-    def measure() -> list[Number]:
-        front = subject.prefix
-        if front <= 0:
-            raise PositionError("the model has no tokens in front of its patches.")
-        moved = bench.moved(change)
-        if variant == "unrotated":
-            return bench.apart(lambda visit: subject.passed(moved, visit=visit))
-        if variant == "removed":
-
-            def seen(tokens: int) -> Tensor:
-                mask = torch.ones(tokens, tokens, dtype=torch.bool)
-                mask[tokens - subject.count :, : tokens - subject.count] = False
-                return mask
-
-            base = subject.passed(subject.still(), seen=seen)
-            found = bench.apart(
-                lambda visit: subject.passed(moved, seen=seen, visit=visit), base=base
-            )
-            return [one for one in found if one.tokens == "patches"]
-        sides = subject.grid.height - 1, subject.grid.width - 1
-        place = torch.tensor([[0.0, *sides]], dtype=torch.float64) / 2
-        place = place if variant == "rotated at centre" else place * 0
-        turns = [_turn(bench, place + torch.tensor([[0.0, far, far]]), front) for far in (0, by)]
-        base = subject.passed(subject.still(), turn=turns[0])
-        return bench.apart(
-            lambda visit: subject.passed(moved, turn=turns[1], visit=visit), base=base
-        )
-
-    return measure
-
-
-def _turn(bench: Bench, place: Tensor, front: int) -> Turn:
-    """Return what turns prefix tokens as a rotation would that had them at a place.
-
-    Raises:
-        PositionError: if the model has no single rotation.
-    """
-    model = bench.subject.still()
-    parts = [part for part in bench.parts(model) if isinstance(part, (RopeMove, AttachedMove))]
-    if len(parts) != 1 or len(bench.parts(model)) != 1:
-        raise PositionError(
-            "prefix tokens can be turned where one rotation is the whole scheme alone."
-        )
-    placed = Placed(place, bench.subject.grid)
-    layers = [port.layer for port in attentions_of(model)]
-
-    def turn(number: int, x: Tensor) -> Tensor:
-        radians, pairing = _radians(parts[0], placed, layers[number])
-        cos, sin = (
-            wave(radians).to(torch.promote_types(x.dtype, torch.float32))
-            for wave in (torch.cos, torch.sin)
-        )
-        rotation = Rotation(cos, sin, pairing)
-        firsts = x[..., :front, :]
-        turned = torch.cat(
-            [
-                rotate(firsts[..., i : i + 1, :], firsts[..., i : i + 1, :], rotation)[0]
-                for i in range(front)
-            ],
-            dim=-2,
-        )
-        return torch.cat([turned.to(x.dtype), x[..., front:, :]], dim=-2)
-
-    return turn
-
-
-def _radians(part: Move, placed: Placed, layer: int) -> tuple[Tensor, Any]:
-    """Return radians `[(heads,) 1, pairs]` of one layer at a place, and the pairing."""
-    if isinstance(part, RopeMove):
-        turns = part.turns(placed)
-        return (turns[layer] if turns.ndim == 4 else turns), part.spec.pairing
-    assert isinstance(part, AttachedMove)  # noqa: S101 (chosen so)
-    if not isinstance(part.encoding, Rotary):
-        raise PositionError(
-            f"{part.path} turns more than pairs of channels; prefix tokens cannot be turned like it."
-        )
-    return part.turns(placed, layer), part.encoding.pairing

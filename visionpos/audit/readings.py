@@ -35,6 +35,9 @@ def readings(encoding: Any, grid: Grid) -> Iterator[Reading]:
         yield from _fitted(points(grid), grid)
     elif isinstance(numbering, CoordSpec):
         yield from _fitted(coordinates(grid, numbering), grid)
+    if getattr(encoding, "axes", None) == 1:
+        steps = torch.tensor([grid.height * grid.width, grid.width, 1], dtype=torch.float64)
+        yield lambda cells: (cells * steps).sum(-1, keepdim=True)
     for axes in (2, 3):
         yield _scaled(torch.ones(3, dtype=torch.float64), 0.0, axes)
         trained = getattr(spec, "trained_shape", None)

@@ -17,6 +17,7 @@ from visionpos.encodings import (
     ConvRelative,
     Extending,
     Gpsa,
+    PairBiasing,
     PromptEncoder,
     QueryBiasing,
     Rotary,
@@ -172,6 +173,8 @@ def _content(encoding: Any, head: Tensor, tokens: Tensor, to: Grid) -> tuple[str
     """Return the same for an encoding that needs queries, attention or tokens."""
     if isinstance(encoding, QueryBiasing):
         return "logit bias", encoding(head, to)[0]
+    if isinstance(encoding, PairBiasing):
+        return "logit bias", encoding(head, head.flip(-1), to)[0]
     if isinstance(encoding, Extending):
         q, k = encoding(torch.zeros_like(head), torch.zeros_like(head), tokens, to)
         return "logit bias", encoding.scale * (q @ k.mT)[0]

@@ -10,6 +10,7 @@ from importlib import import_module
 from operator import or_
 from typing import TYPE_CHECKING, Any
 
+from visionpos.encodings.schemes import DOORS, FILES, SCHEMES
 from visionpos.errors import PositionError, did_you_mean
 
 if TYPE_CHECKING:
@@ -21,6 +22,9 @@ if TYPE_CHECKING:
     from visionpos.encodings.comrope import Comrope, ComropeSpec
     from visionpos.encodings.conditional import Peg, PegSpec
     from visionpos.encodings.convit import Gpsa, GpsaSpec
+    from visionpos.encodings.cope import Cope, CopeSpec
+    from visionpos.encodings.dape import Dape, DapeSpec
+    from visionpos.encodings.deberta import Deberta, DebertaSpec
     from visionpos.encodings.decomposed import DecomposedBias, DecomposedBiasSpec
     from visionpos.encodings.doors import (
         Additive,
@@ -28,6 +32,7 @@ if TYPE_CHECKING:
         Conditional,
         Dims,
         Extending,
+        PairBiasing,
         QueryBiasing,
         Rotary,
         Turning,
@@ -47,13 +52,17 @@ if TYPE_CHECKING:
     from visionpos.encodings.pape import Pape, PapeSpec
     from visionpos.encodings.periodic import PeriodicRope, PeriodicRopeSpec
     from visionpos.encodings.prompt import PromptEncoder, PromptSpec
+    from visionpos.encodings.sandwich import Sandwich, SandwichSpec
     from visionpos.encodings.section import SectionRope, SectionRopeSpec
+    from visionpos.encodings.shaw import Shaw, ShawSpec
     from visionpos.encodings.sincos import SinCos, SinCosSpec
     from visionpos.encodings.sine import Sine, SineSpec
     from visionpos.encodings.spatiotemporal import SpatioTemporal, SpatioTemporalSpec
     from visionpos.encodings.string_rope import StringRope, StringRopeSpec
     from visionpos.encodings.swin_table import SwinTable, SwinTableSpec
     from visionpos.encodings.t5 import T5Bias, T5BiasSpec
+    from visionpos.encodings.transformer_xl import TransformerXl, TransformerXlSpec
+    from visionpos.encodings.tupe import Tupe, TupeSpec
 
     EncodingSpec = (
         AbsWinSpec
@@ -62,6 +71,9 @@ if TYPE_CHECKING:
         | CircleRopeSpec
         | ComropeSpec
         | ConvRelativeSpec
+        | CopeSpec
+        | DapeSpec
+        | DebertaSpec
         | DecomposedBiasSpec
         | FactorizedSpec
         | FireSpec
@@ -80,19 +92,24 @@ if TYPE_CHECKING:
         | PegSpec
         | PeriodicRopeSpec
         | PromptSpec
+        | SandwichSpec
         | SectionRopeSpec
+        | ShawSpec
         | SinCosSpec
         | SineSpec
         | SpatioTemporalSpec
         | StringRopeSpec
         | SwinTableSpec
         | T5BiasSpec
+        | TransformerXlSpec
+        | TupeSpec
     )
     Encoding = (
         Additive
         | Rotary
         | Biasing
         | QueryBiasing
+        | PairBiasing
         | Conditional
         | ConvRelative
         | Gpsa
@@ -101,54 +118,17 @@ if TYPE_CHECKING:
         | Turning
     )
 
-_SCHEMES: dict[str, tuple[str, str, str]] = {  # kind -> file, Spec, module
-    "abswin": ("abswin", "AbsWinSpec", "AbsWin"),
-    "alibi": ("alibi", "AlibiSpec", "Alibi"),
-    "axial_rope": ("axial", "AxialRopeSpec", "AxialRope"),
-    "circle_rope": ("circle", "CircleRopeSpec", "CircleRope"),
-    "comrope": ("comrope", "ComropeSpec", "Comrope"),
-    "conv_relative": ("coat", "ConvRelativeSpec", "ConvRelative"),
-    "decomposed_bias": ("decomposed", "DecomposedBiasSpec", "DecomposedBias"),
-    "factorized": ("factorized", "FactorizedSpec", "Factorized"),
-    "fire": ("fire", "FireSpec", "Fire"),
-    "fourier": ("fourier", "FourierSpec", "Fourier"),
-    "golden_rope": ("golden", "GoldenRopeSpec", "GoldenRope"),
-    "gpsa": ("convit", "GpsaSpec", "Gpsa"),
-    "kerple": ("kerple", "KerpleSpec", "Kerple"),
-    "learnable_fourier": ("learnable_fourier", "LearnableFourierSpec", "LearnableFourier"),
-    "learned": ("learned", "LearnedSpec", "LearnedTable"),
-    "liere": ("liere", "LiereSpec", "Liere"),
-    "log_bias": ("log_bias", "LogBiasSpec", "LogBias"),
-    "lookhere": ("lookhere", "LookHereSpec", "LookHere"),
-    "mixed_rope": ("mixed", "MixedRopeSpec", "MixedRope"),
-    "offset_table": ("offset_table", "OffsetTableSpec", "OffsetTable"),
-    "pape": ("pape", "PapeSpec", "Pape"),
-    "peg": ("conditional", "PegSpec", "Peg"),
-    "periodic_rope": ("periodic", "PeriodicRopeSpec", "PeriodicRope"),
-    "prompt": ("prompt", "PromptSpec", "PromptEncoder"),
-    "section_rope": ("section", "SectionRopeSpec", "SectionRope"),
-    "sincos": ("sincos", "SinCosSpec", "SinCos"),
-    "sine": ("sine", "SineSpec", "Sine"),
-    "spatiotemporal": ("spatiotemporal", "SpatioTemporalSpec", "SpatioTemporal"),
-    "string_rope": ("string_rope", "StringRopeSpec", "StringRope"),
-    "swin_table": ("swin_table", "SwinTableSpec", "SwinTable"),
-    "t5_bias": ("t5", "T5BiasSpec", "T5Bias"),
-}
-_DOORS = ("Additive", "Biasing", "Conditional", "Extending", "QueryBiasing", "Rotary", "Turning")
-_FILES = dict.fromkeys((*_DOORS, "Dims"), "doors") | {
-    name: file for file, *names in _SCHEMES.values() for name in names
-}
 _UNIONS = {
-    "EncodingSpec": tuple(spec for _, spec, _ in _SCHEMES.values()),
-    "Encoding": (*_DOORS, "ConvRelative", "Gpsa", "PromptEncoder"),
+    "EncodingSpec": tuple(spec for _, spec, _ in SCHEMES.values()),
+    "Encoding": (*DOORS, "ConvRelative", "Gpsa", "PromptEncoder"),
 }
 
 if not TYPE_CHECKING:  # a type checker would take any name as given
 
     def __getattr__(name: str) -> Any:
         """Return a public name, importing the file that holds it (PEP 562)."""
-        if name in _FILES:
-            value = getattr(import_module(f"{__name__}.{_FILES[name]}"), name)
+        if name in FILES:
+            value = getattr(import_module(f"{__name__}.{FILES[name]}"), name)
         elif name in _UNIONS:
             value = reduce(or_, map(__getattr__, _UNIONS[name]))
         else:
@@ -171,18 +151,18 @@ def spec_type(kind: object) -> type[EncodingSpec]:
         >>> spec_type("axial_rope").__name__
         'AxialRopeSpec'
     """
-    if not isinstance(kind, str) or kind not in _SCHEMES:
+    if not isinstance(kind, str) or kind not in SCHEMES:
         raise PositionError(
-            f"kind is {kind!r}; it must be one of {', '.join(_SCHEMES)}.{did_you_mean(kind, _SCHEMES)}"
+            f"kind is {kind!r}; it must be one of {', '.join(SCHEMES)}.{did_you_mean(kind, SCHEMES)}"
         )
-    file, name, _ = _SCHEMES[kind]
+    file, name, _ = SCHEMES[kind]
     found: type[EncodingSpec] = getattr(import_module(f"{__name__}.{file}"), name)
     return found
 
 
 def spec_types() -> dict[str, type[EncodingSpec]]:
     """Return kind -> Spec class of every encoding."""
-    return {kind: spec_type(kind) for kind in _SCHEMES}
+    return {kind: spec_type(kind) for kind in SCHEMES}
 
 
 def build(spec: EncodingSpec, dims: Dims) -> Encoding:
@@ -208,8 +188,8 @@ def build(spec: EncodingSpec, dims: Dims) -> Encoding:
             "shipped encoding."
         )
     kind = str(getattr(spec, "kind", ""))
-    if kind not in _SCHEMES or type(spec) is not spec_type(kind):
-        known = ", ".join(sorted(name for _, name, _ in _SCHEMES.values()))
+    if kind not in SCHEMES or type(spec) is not spec_type(kind):
+        known = ", ".join(sorted(name for _, name, _ in SCHEMES.values()))
         raise PositionError(
             f"spec is {spec!r}; one of {known} is required. A shipped one comes from config.load_encoding(name)."
         )
@@ -217,7 +197,7 @@ def build(spec: EncodingSpec, dims: Dims) -> Encoding:
         raise PositionError(
             f"dims is {dims!r}; a Dims is required. Write Dims(embed_dim=384, num_heads=6, depth=12)."
         )
-    file, _, name = _SCHEMES[kind]
+    file, _, name = SCHEMES[kind]
     module: Encoding = getattr(import_module(f"{__name__}.{file}"), name)(spec, dims)
     return module
 
@@ -238,6 +218,12 @@ __all__ = [
     "Conditional",
     "ConvRelative",
     "ConvRelativeSpec",
+    "Cope",
+    "CopeSpec",
+    "Dape",
+    "DapeSpec",
+    "Deberta",
+    "DebertaSpec",
     "DecomposedBias",
     "DecomposedBiasSpec",
     "Dims",
@@ -270,6 +256,7 @@ __all__ = [
     "MixedRopeSpec",
     "OffsetTable",
     "OffsetTableSpec",
+    "PairBiasing",
     "Pape",
     "PapeSpec",
     "Peg",
@@ -280,8 +267,12 @@ __all__ = [
     "PromptSpec",
     "QueryBiasing",
     "Rotary",
+    "Sandwich",
+    "SandwichSpec",
     "SectionRope",
     "SectionRopeSpec",
+    "Shaw",
+    "ShawSpec",
     "SinCos",
     "SinCosSpec",
     "Sine",
@@ -294,6 +285,10 @@ __all__ = [
     "SwinTableSpec",
     "T5Bias",
     "T5BiasSpec",
+    "TransformerXl",
+    "TransformerXlSpec",
+    "Tupe",
+    "TupeSpec",
     "Turning",
     "build",
     "spec_type",

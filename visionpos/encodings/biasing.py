@@ -15,6 +15,7 @@ from torch import nn
 from visionpos.encodings.guard import Guarded, check_home
 from visionpos.errors import PositionError
 from visionpos.geometry.grid import check_grid
+from visionpos.geometry.line import check_line, differences, laid, line_offsets, line_steps
 from visionpos.geometry.places import check_points
 from visionpos.geometry.points import check_floats, known
 from visionpos.geometry.precision import full_precision
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
     from visionpos.encodings.doors import Dims
     from visionpos.geometry.grid import Grid
+    from visionpos.kernels.lookup import ScoreMod
 
 
 class Biasing(Guarded, ABC):
@@ -42,6 +44,11 @@ class Biasing(Guarded, ABC):
     def values(self, offsets: Tensor) -> Tensor:
         """Return `[num_heads, ...]`, the bias at differences `[..., axes]`, query minus key, in cells."""
 
+    @property
+    def axes(self) -> int | None:
+        """Return how many axes a difference has; None for those of the grid, 1 for a line, row after row."""
+        return None
+
     def prefix_values(self) -> Tensor | None:
         """Return `[num_heads, 3]`: prefix to patch, patch to prefix, prefix to prefix; None for zeros."""
         return None
@@ -51,7 +58,39 @@ class Biasing(Guarded, ABC):
 
         This small table is all that a kernel needs; encodings whose bias depends on the grid's size override it.
         """
-        return self.values(distinct_offsets(grid, device=self.home(device)))
+        differing = line_offsets if self.axes == 1 else distinct_offsets
+        return self.values(differing(grid, device=self.home(device)))
+
+    def score(self, grid: Grid, *, device: torch.device | None = None) -> ScoreMod | None:  # noqa: ARG002
+        """Return a score function of its own, where no table of differences holds the bias; None elsewhere."""
+        return None
+
+    def along(
+        self,
+        queries: int,
+        keys: int | None = None,
+        *,
+        device: torch.device | None = None,
+        **where: Any,
+    ) -> Tensor:
+        """Return `[num_heads, queries, keys]` for tokens in a line, whose last ones are the queries.
+
+        The bias is evaluated at the queries + keys - 1 differences alone.
+
+        Args:
+            queries: how many.
+            keys: how many, cached ones too; as many as queries when None.
+            device: where to build; with the parameters when None.
+            where: what `values` of this encoding takes beside differences.
+
+        Raises:
+            PositionError: if there are fewer keys than queries.
+        """
+        keys = queries if keys is None else keys
+        check_line(queries, keys)
+        steps = line_steps(queries, keys, device=self.home(device)).unsqueeze(-1)
+        values: Any = self.values
+        return laid(values(steps, **where), queries, keys)
 
     def of_layer(self, grid: Grid, layer: int = 0, *, device: torch.device | None = None) -> Tensor:
         """Return `distinct` of one layer: the same for all, where layers share the bias.
@@ -71,7 +110,8 @@ class Biasing(Guarded, ABC):
             where: what `values` of this encoding takes beside differences: a window_hw, an extent, a layer.
 
         Raises:
-            PositionError: if the two have other axes, or (on the CPU) hold NaN or infinity.
+            PositionError: if the two have other axes, or (on the CPU) hold NaN, infinity, or ids that their dtype
+                cannot count.
         """
         check_points(queries, None, "queries")
         check_points(keys, queries.shape[-1], "keys")
@@ -80,10 +120,8 @@ class Biasing(Guarded, ABC):
                 f"queries have shape {tuple(queries.shape)} and keys {tuple(keys.shape)}; [..., n, axes] and [..., m, "
                 "axes] are required. Use unsqueeze(0) for a single token."
             )
-        # Differences in float32 or better: half precision would round those of far cells.
-        q, k = (x.to(torch.promote_types(torch.float32, x.dtype)) for x in (queries, keys))
         values: Any = self.values
-        found: Tensor = values(q.unsqueeze(-2) - k.unsqueeze(-3), **where)
+        found: Tensor = values(differences(queries, keys), **where)
         return found
 
     def forward(self, grid: Grid, *, prefix: int = 0, device: torch.device | None = None) -> Tensor:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from visionpos.geometry.grid import Grid
+    from visionpos.kernels.lookup import Lookup
 
 __all__ = [
     "Additive",
@@ -27,6 +28,7 @@ __all__ = [
     "Conditional",
     "Dims",
     "Extending",
+    "PairBiasing",
     "QueryBiasing",
     "Rotary",
     "Turning",
@@ -99,3 +101,33 @@ class Conditional(Guarded, ABC):
     @abstractmethod
     def forward(self, tokens: Tensor, grid: Grid) -> Tensor:
         """Return tokens `[b, prefix + n, embed_dim]` with position mixed in; prefix tokens pass unchanged."""
+
+
+class PairBiasing(Guarded, ABC):
+    """An encoding that adds to attention logits what a query, a key and their places say together.
+
+    `forward` returns the bias of logits that are scaled by `scale`. Tokens are a line: those of a grid, row after row.
+    """
+
+    spec: Any
+    dims: Dims
+
+    @property
+    def scale(self) -> float:
+        """Return the factor on q.k that attention must be given."""
+        return float(self.dims.channels**-0.5)
+
+    @abstractmethod
+    def forward(self, q: Tensor, k: Tensor, grid: Grid) -> Tensor:
+        """Return `[b, num_heads, n, m]` for k of the m tokens of a grid and q of its last n."""
+
+    def lookups(self, q: Tensor, k: Tensor, grid: Grid) -> tuple[Lookup, ...]:  # noqa: ARG002 (those of a table)
+        """Return the bias as products with tables of differences, where it is one.
+
+        Raises:
+            PositionError: if it is none.
+        """
+        raise PositionError(
+            f"encoding is {type(self).__name__}, whose bias of a pair needs more than products with a table of "
+            "differences; no score function holds it. Add what forward(q, k, grid) returns to the logits."
+        )

@@ -1,4 +1,4 @@
-"""T5 buckets on a grid: one learned number a head, axis and bucket of differences, summed over axes. LayoutLM."""
+"""T5 buckets: one learned number a head, axis and bucket of differences, summed over axes. T5, LayoutLM."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ import torch
 from torch import nn
 
 from visionpos.encodings.doors import Biasing, Dims
-from visionpos.encodings.sources import required_entry, start
+from visionpos.encodings.sources import filled, required_entry, start
 from visionpos.errors import PositionError
 from visionpos.geometry.fields import check_fields
+from visionpos.geometry.line import line_offsets
 from visionpos.geometry.places import check_points
 from visionpos.geometry.relative import distinct_offsets
 
@@ -29,8 +30,11 @@ class T5BiasSpec:
     """Settings of bucketed differences.
 
     Args:
-        buckets: rows of each axis's table, ordered (t,) y, x: a multiple of 4. 32 in T5; 64 in LayoutLM's y and x.
+        buckets: rows of each axis's table, ordered (t,) y, x: a multiple of 4, or of 2 under "causal". One axis is a
+            line, and reads a grid row after row. 32 in T5; 64 in LayoutLM's y and x.
         max_distance: from here on every difference shares the last bucket of its sign; 128 in T5, 256 in LayoutLM.
+        direction: "both" gives half of the rows to each sign (encoders); "causal" gives all to keys at or before the
+            query, and later keys share the row of difference 0 (decoders).
         scale: "none" adds the bias as it is (T5, LayoutLM 2); "sqrt_head_dim" divides it first (LayoutLM 3).
         std: standard deviation of the truncated normal start values.
 
@@ -43,6 +47,7 @@ class T5BiasSpec:
     kind: Literal["t5_bias"] = "t5_bias"
     buckets: tuple[int, ...] = (32, 32)
     max_distance: tuple[int, ...] = (128, 128)
+    direction: Literal["both", "causal"] = "both"
     scale: Literal["none", "sqrt_head_dim"] = "none"
     std: float = 0.02
 
@@ -50,10 +55,13 @@ class T5BiasSpec:
         check_fields(self)
         good = len(self.buckets) == len(self.max_distance) and 1 <= len(self.buckets) <= 3
         pairs = zip(self.buckets, self.max_distance, strict=False)
-        if not good or any(rows < 4 or rows % 4 or reach <= rows // 4 for rows, reach in pairs):
+        unit, share = (4, "a quarter") if self.direction == "both" else (2, "half")
+        if not good or any(
+            rows < unit or rows % unit or reach <= rows // unit for rows, reach in pairs
+        ):
             raise PositionError(
-                f"buckets are {self.buckets} and max_distance {self.max_distance}; 1 to 3 axes with a multiple of 4 "
-                "buckets each and a max_distance above a quarter of them are required."
+                f"buckets are {self.buckets} and max_distance {self.max_distance}; 1 to 3 axes with a multiple of "
+                f"{unit} buckets each and a max_distance above {share} of them are required."
             )
         if self.std < 0:
             raise PositionError(f"std is {self.std}; a number of at least 0 is required.")
@@ -62,13 +70,14 @@ class T5BiasSpec:
 class T5Bias(Biasing):
     """A learned bias of bucketed differences, summed over axes, shared by all layers.
 
-    One parameter an axis, `tables[axis] [buckets, num_heads]`, axes (t,) y, x. Short differences have a bucket each,
-    long ones share logarithmic buckets, so any grid is served. It depends on differences only (shift-relative) and has
-    no mirror symmetry. Differences are whole cells (fractions are cut towards 0), or LayoutLM's page units. Boundaries
-    are found in float32 or better. Prefix tokens get 0. Memory of `forward` is `num_heads` n x n numbers.
+    One parameter an axis, `tables[axis] [buckets, num_heads]`, axes (t,) y, x; with one axis tokens are a line. Short
+    differences have a bucket each, long ones share logarithmic buckets, so any grid is served. It depends on
+    differences only (shift-relative) and has no mirror symmetry. Differences are whole cells (fractions are cut towards
+    0), or LayoutLM's page units. Boundaries are found in float32 or better. Prefix tokens get 0. Memory of `forward` is
+    `num_heads` n x n numbers.
 
-    Row `buckets // 2` of every axis is dead: no difference reaches it, nor do most of the others on a small grid; see
-    `unused`.
+    With both directions row `buckets // 2` of every axis is dead: no difference reaches it, nor do most of the others
+    on a small grid; see `unused`.
 
     Example:
         >>> from visionpos.geometry.grid import Grid
@@ -77,9 +86,9 @@ class T5Bias(Biasing):
         (torch.Size([2, 15, 15]), tensor([[ 8, 17]]))
 
     Reference:
-        T5 (arXiv 1910.10683), LayoutLMv2 (arXiv 2012.14740), LayoutLMv3 (arXiv 2204.08387); transformers layoutlmv3.
-        T5 itself leaves q.k unscaled, which is the attention module's matter. transformers looks LayoutLMv3's bias up
-        without gradients, so its tables never learn; here they do.
+        T5 (arXiv 1910.10683), LayoutLMv2 (arXiv 2012.14740), LayoutLMv3 (arXiv 2204.08387); transformers t5 and
+        layoutlmv3. T5 itself leaves q.k unscaled, which is the attention module's matter. transformers looks
+        LayoutLMv3's bias up without gradients, so its tables never learn; here they do.
     """
 
     spec: T5BiasSpec
@@ -94,13 +103,18 @@ class T5Bias(Biasing):
             start(table, spec.std, generator)
         self.tables = nn.ParameterList([nn.Parameter(table) for table in tables])
 
+    @property
+    def axes(self) -> int:
+        """Return how many axes a difference has."""
+        return len(self.spec.buckets)
+
     def buckets(self, offsets: Tensor) -> Tensor:
         """Return `[..., axes]` int64, the row of each axis's table, for differences `[..., axes]`, query minus key.
 
         Raises:
             PositionError: if there are more or fewer axes than tables.
         """
-        axes = len(self.spec.buckets)
+        axes = self.axes
         check_points(offsets, None, "offsets")
         if offsets.shape[-1] != axes:
             raise PositionError(
@@ -108,8 +122,9 @@ class T5Bias(Biasing):
                 "x), with frames (t, y, x)."
             )
         wide = offsets.to(torch.promote_types(torch.float32, offsets.dtype))
+        bucket = _bucket if self.spec.direction == "both" else _causal_bucket
         rows = [
-            _bucket(wide[..., axis], self.spec.buckets[axis], self.spec.max_distance[axis])
+            bucket(wide[..., axis], self.spec.buckets[axis], self.spec.max_distance[axis])
             for axis in range(axes)
         ]
         return torch.stack(rows, dim=-1)
@@ -130,7 +145,8 @@ class T5Bias(Biasing):
         """Return the dead rows of each axis's table: on a grid, or on any grid when None."""
         reach = max(self.spec.max_distance)
         steps = torch.arange(-reach, reach + 1).unsqueeze(-1).expand(-1, len(self.tables))
-        hit = self.buckets(steps if grid is None else distinct_offsets(grid))
+        differing = line_offsets if self.axes == 1 else distinct_offsets
+        hit = self.buckets(steps if grid is None else differing(grid))
         return [
             sorted(set(range(rows)) - set(hit[:, axis].tolist()))
             for axis, rows in enumerate(self.spec.buckets)
@@ -143,8 +159,9 @@ class T5Bias(Biasing):
         Args:
             state: state dict of a LayoutLM 2 or 3 encoder as transformers writes it: `rel_pos_y_bias.weight` and
                 `rel_pos_x_bias.weight`, `[num_heads, buckets]`; for three axes also `rel_pos_bias.weight`, the token
-                index. Their y is the lower and their x the left edge of a word.
-            spec: axes (y, x) or (index, y, x); LayoutLM 3 divides, so scale is "sqrt_head_dim".
+                index. Their y is the lower and their x the left edge of a word. For one axis that of T5's first layer,
+                `relative_attention_bias.weight [buckets, num_heads]`.
+            spec: axes (index), (y, x) or (index, y, x); LayoutLM 3 divides, so scale is "sqrt_head_dim".
             dims: sizes of the model.
 
         Raises:
@@ -152,6 +169,9 @@ class T5Bias(Biasing):
         """
         names = ("rel_pos_bias", "rel_pos_y_bias", "rel_pos_x_bias")[-len(spec.buckets) :]
         module = cls(spec, dims)
+        if len(spec.buckets) == 1:
+            entry = required_entry(state, "relative_attention_bias.weight", ranks=(2,))
+            return filled(module, {"tables.0": entry}, source="T5")
         for axis, name in enumerate(names):
             table = required_entry(state, f"{name}.weight", ranks=(2,)).mT
             if table.shape != module.tables[axis].shape:
@@ -166,9 +186,19 @@ class T5Bias(Biasing):
 
 def _bucket(offsets: Tensor, rows: int, max_distance: int) -> Tensor:
     """Return T5's two-sided bucket of key minus query: half of the rows a sign, half of those exact."""
-    exact = rows // 4
-    near = offsets.abs().trunc()
+    half = rows // 2
+    return _steps(offsets.abs(), half, max_distance) + (offsets.trunc() < 0).to(torch.int64) * half
+
+
+def _causal_bucket(offsets: Tensor, rows: int, max_distance: int) -> Tensor:
+    """Return T5's bucket of keys at or before the query; later ones have that of the query itself."""
+    return _steps(offsets.clamp(min=0), rows, max_distance)
+
+
+def _steps(far: Tensor, rows: int, max_distance: int) -> Tensor:
+    """Return the bucket of a distance: half of the rows exact, the others logarithmic."""
+    exact, near = rows // 2, far.trunc()
     # The clamp keeps log away from 0; those buckets are not picked.
-    far = (near.clamp(min=exact) / exact).log() / math.log(max_distance / exact) * exact
-    steps = torch.where(near < exact, near, (exact + far.trunc()).clamp(max=rows // 2 - 1))
-    return steps.to(torch.int64) + (offsets.trunc() < 0).to(torch.int64) * (rows // 2)
+    log = (near.clamp(min=exact) / exact).log() / math.log(max_distance / exact) * (rows - exact)
+    steps = torch.where(near < exact, near, (exact + log.trunc()).clamp(max=rows - 1))
+    return steps.to(torch.int64)

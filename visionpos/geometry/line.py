@@ -62,7 +62,8 @@ def laid(values: Tensor, queries: int, keys: int) -> Tensor:
     """
     if torch.compiler.is_compiling():  # a window would tie the graph to its size
         index = _places(queries, keys, values.device)
-        return values.index_select(-1, index.flatten()).unflatten(-1, index.shape)
+        picked: Tensor = values.index_select(-1, index.flatten()).unflatten(-1, index.shape)
+        return picked
     return values.unfold(-1, keys, 1)[..., :queries, :].flip(-2)
 
 

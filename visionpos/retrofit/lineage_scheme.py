@@ -13,6 +13,7 @@ from visionpos.encodings import (
     Alibi,
     Biasing,
     Extending,
+    PairBiasing,
     QueryBiasing,
     Rotary,
     T5Bias,
@@ -65,7 +66,7 @@ def encoding_entry(encoding: Any) -> Entry:
         entry["bucket"] = {
             "num_buckets": list(encoding.spec.buckets),
             "max_distance": list(encoding.spec.max_distance),
-            "bidirectional": True,
+            "bidirectional": encoding.spec.direction == "both",
             "dead": encoding.unused(),
         }
     return entry
@@ -103,7 +104,11 @@ def _door(encoding: Any) -> str:
         return "input_add"
     if isinstance(encoding, (Rotary, Turning)):
         return "qk_rotate"
-    return "logit_bias" if isinstance(encoding, (Biasing, QueryBiasing, Extending)) else "conv"
+    return (
+        "logit_bias"
+        if isinstance(encoding, (Biasing, PairBiasing, QueryBiasing, Extending))
+        else "conv"
+    )
 
 
 def table_entries(model: Any, tables: list[Table]) -> list[Entry]:

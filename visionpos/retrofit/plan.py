@@ -19,6 +19,7 @@ from visionpos.encodings import (
     Encoding,
     EncodingSpec,
     Extending,
+    PairBiasing,
     PegSpec,
     QueryBiasing,
     Rotary,
@@ -42,6 +43,7 @@ _DOORS: dict[type, Door | None] = {
     Additive: "add",
     Conditional: "conditional",
     QueryBiasing: None,
+    PairBiasing: None,
     Extending: None,
     Turning: "rotate",
 }
