@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -141,7 +142,7 @@ class AuditResult:
         return whole
 
     def to_json(self, path: str | Path) -> None:
-        """Write the data as JSON, whole or not at all; NaN and infinity become null, their verdict says what they were."""
+        """Write the data as JSON, whole or not at all; NaN and infinity become null, which the verdict explains."""
         write_whole(path, json.dumps(_finite(self.data()), indent=2, allow_nan=False) + "\n")
 
     def to_html(self, path: str | Path) -> None:
@@ -157,5 +158,5 @@ def _finite(data: Any) -> Any:
         return {key: _finite(value) for key, value in data.items()}
     if isinstance(data, Sequence) and not isinstance(data, str):
         return [_finite(value) for value in data]
-    is_odd = isinstance(data, float) and not (data - data == 0)
+    is_odd = isinstance(data, float) and not math.isfinite(data)
     return None if is_odd else data

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import secrets
 from pathlib import Path
 
@@ -17,6 +16,6 @@ def write_whole(path: str | Path, content: str | bytes) -> None:
     beside = place.with_name(f".{place.name}.{secrets.token_hex(4)}")
     try:
         beside.write_bytes(content.encode() if isinstance(content, str) else content)
-        os.replace(beside, place)
+        beside.replace(place)
     finally:
         beside.unlink(missing_ok=True)
