@@ -251,3 +251,14 @@ def test_a_table_inside_a_lambda_layer_is_moved() -> None:
     assert Grid(*table.sides).size == 15  # type: ignore[misc]
     assert apart(moved, wanted) < 1e-6
     assert apart(moved, before) > 1e-3
+
+
+def test_a_model_of_rows_that_ends_in_a_map() -> None:
+    """Qwen3's tower gives a map of tokens: order, and a size that it does not serve by itself, are followed."""
+    model = small("qwen3_vit_88m_enc", **SMALL)
+    result = audit(model, interventions=["P1", "P2", "N3", "G1"], checks=False, size_hw=(64, 96))
+    assert result.complete
+    assert verdicts(result, "P2") | verdicts(result, "N3") == {"zero"}
+    assert verdicts(result, "P1", where="end") == {"nonzero"}
+    assert end(result, "G1", "outside", variant="new sides told") == 0.0
+    assert not result.surprises

@@ -210,3 +210,31 @@ def test_a_bias_grows_with_the_grid() -> None:
     wanted = (5**2 + 9**2) ** 0.5 / (2**2 + 4**2) ** 0.5 - 1
     grown = result.of("G1", metric="bias", variant="trained sides told")
     assert grown[0].value == pytest.approx(wanted, rel=1e-4)
+
+
+def test_attention_between_channels_is_no_attention_between_tokens() -> None:
+    """DaViT's channel attention, as wide as a head: order inside windows is zero, and N3 is that of windows alone."""
+    model = opened(
+        timm.create_model(
+            "davit_tiny", num_classes=0, depths=(1, 1), embed_dims=(16, 32), num_heads=(1, 2)
+        )
+    ).eval()
+    result = audit(model, interventions=["P2", "N3"], checks=False, size_hw=(64, 96))
+    assert {row.where for row in result.of("P2", metric="A")} == {"layer 0", "layer 2", "end"}
+    assert verdicts(result, "P2") | verdicts(result, "N3") == {"zero"}
+    assert not result.surprises
+
+
+def test_pooled_queries_and_windows_cut_inside_are_left_alone() -> None:
+    """SAM 2's pooled attention is not joined; Twins cuts its windows inside attention, where no order reaches."""
+    sam2 = opened(
+        timm.create_model("sam2_hiera_tiny", num_classes=0, embed_dim=16, stages=(1, 1, 1, 1))
+    ).eval()
+    result = audit(sam2, interventions=["P2", "N3", "S1"], checks=False, size_hw=(64, 96))
+    assert verdicts(result, "P2") | verdicts(result, "N3") == {"zero"}
+    assert verdicts(result, "S1", variant="one window") == {"zero"}
+    twins = opened(
+        timm.create_model("twins_svt_small", num_classes=0, img_size=(64, 96), depths=(1, 1, 1, 1))
+    ).eval()
+    cut = audit(twins, interventions=["P2", "N3", "C1"], checks=False)
+    assert {row.verdict for row in cut} == {"undefined"}

@@ -40,9 +40,8 @@ def strided(module: nn.Module) -> bool:
 def map_kind(port: Port) -> str:
     """Return how the map lies that an attention takes: "nhwc" or "nchw", "" where it takes rows."""
     kind = str(port.seams.grid.kind)
-    layout = row_of(port.model).layout
-    if kind == "call" and layout == "nhwc":  # its block cuts the map, and hands it on as it lies
-        kind = layout
+    if kind == "call":  # its block cuts the map, and hands it on as it lies
+        kind = row_of(port.model).layout
     return kind if kind in ("nhwc", "nchw") else ""
 
 

@@ -178,16 +178,22 @@ class Subject:
                 stack.enter_context(_fed(model, rows))
             for _, block in blocks_of(model):
                 handle = block.register_forward_hook(
-                    lambda _, __, output: result.blocks.append(tensor_of(output).detach())
+                    lambda _, __, output: result.blocks.append(
+                        self._rows(tensor_of(output).detach())
+                    )
                 )
                 stack.callback(handle.remove)
             stack.enter_context(watch.hooked())
-            result.end = features(model, entering)
+            result.end = self._rows(features(model, entering))
         if turn is not None and not watch.turned:
             raise PositionError(
                 "no attention hands q and k to a fused kernel; they cannot be turned."
             )
         return result
+
+    def _rows(self, tokens: Tensor) -> Tensor:
+        """Return tokens as rows, where a model of rows gives them as a map `[b, y, x, d]`."""
+        return tokens.flatten(1, 2) if self.flat and tokens.ndim == 4 else tokens
 
     def split(self, tokens: Tensor) -> tuple[Tensor | None, Tensor]:
         """Return (prefix tokens or None, patch tokens) of `[b, t, d]`; a map is all patches."""

@@ -24,6 +24,7 @@ from visionpos.errors import PositionError
 from visionpos.geometry import Grid
 from visionpos.geometry.coords import Extent
 from visionpos.retrofit.resize import resize
+from visionpos.retrofit.sizes import image_of
 
 # What a wider or a finer grid is told, in the words of an encoding's audit.
 _EXTENTS: tuple[tuple[str, Extent], ...] = (
@@ -48,6 +49,10 @@ def _grown(bench: Bench, extent: Extent) -> Any:
         )
     size = STRETCH * subject.size[0], STRETCH * subject.size[1]
     turns = any(isinstance(part, (RopeMove, AttachedMove)) for part in bench.parts(model))
+    if turns and image_of(model) not in (None, subject.size):
+        resize(
+            model, subject.size
+        )  # an extent is kept from the grid of the audit, not from another
     resize(model, size, extent=extent if turns else None)
     return model
 

@@ -88,7 +88,8 @@ class Watch(TorchFunctionMode):
             self.within.append(number)
             self.calls[number] = 0
             shape = next((one.shape for one in args if isinstance(one, Tensor)), ())
-            sides = [shape[1:2], shape[1:3], shape[2:4]]
+            # Of rows the last is no number of tokens: channels may attend to channels.
+            sides = [shape[1:2]] if len(shape) < 4 else [shape[1:3], shape[2:4]]
             self.counts[number] = tuple(math.prod(side) for side in sides)
 
         return enter

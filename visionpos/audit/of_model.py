@@ -237,8 +237,9 @@ def _expected(
         None if parts and spec is None else expected_of(spec).outcome(name, variant, number.metric)
         for spec in specs
     ]
-    if name == "N3" and not mixed:
-        return "zero"  # the mask is laid over every softmax, those of position alone too
+    if name == "N3" and not (mixed and subject.flat):
+        # The mask is laid over every softmax, those of position alone too; inside windows nothing else sees the token.
+        return "zero"
     joint = _joint(known, alike=name in ("P2", "N3"))
     # Stages before the first part of position have none to show.
     hidden = not subject.flat and number.where != "end" and joint in ("nonzero", "bounded")
