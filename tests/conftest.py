@@ -1,6 +1,8 @@
 """What every test has: a device, a seed, one thread, a Hypothesis profile, `gpu` that skips."""
 
 import os
+import sys
+from collections.abc import Callable
 
 import hypothesis
 import pytest
@@ -54,3 +56,22 @@ def seed() -> int:
     """Seed torch's global generator before every test, and return the seed."""
     torch.manual_seed(0)
     return 0
+
+
+@pytest.fixture
+def run(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Callable[..., tuple[int, str, str]]:
+    """Run `visionpos ...` in this process and return (exit code, standard output, standard error)."""
+    from visionpos import cli
+
+    def call(*words: object) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["visionpos", *map(str, words)])
+        code = 0
+        try:
+            cli.main()
+        except SystemExit as stop:
+            code = int(stop.code or 0)
+        return code, *capsys.readouterr()
+
+    return call

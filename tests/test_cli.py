@@ -18,23 +18,6 @@ from visionpos.vlm import Image, Text, family, family_names
 
 
 @pytest.fixture
-def run(monkeypatch, capsys):
-    """Run `visionpos ...` in this process and return (exit code, standard output, standard error)."""
-
-    def call(*words: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["visionpos", *map(str, words)])
-        code = 0
-        try:
-            cli.main()
-        except SystemExit as stop:
-            code = int(stop.code or 0)
-        out, err = capsys.readouterr()
-        return code, out, err
-
-    return call
-
-
-@pytest.fixture
 def photo(tmp_path):
     """A 96 wide, 60 high picture on disk."""
     path = tmp_path / "photo.png"

@@ -3,33 +3,15 @@
 from __future__ import annotations
 
 import json
-import sys
 
 import pytest
 
 import visionpos as vp
-from visionpos import audit, cli, config, retrofit
+from visionpos import audit, config, retrofit
 from visionpos.audit.lab import lab
 from visionpos.audit.lineage import lineage_diff
 from visionpos.audit.position_log import PositionLog
 from visionpos.vlm import family
-
-
-@pytest.fixture
-def run(monkeypatch, capsys):
-    """Run `visionpos ...` in this process and return (exit code, standard output, standard error)."""
-
-    def call(*words: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["visionpos", *map(str, words)])
-        code = 0
-        try:
-            cli.main()
-        except SystemExit as stop:
-            code = int(stop.code or 0)
-        out, err = capsys.readouterr()
-        return code, out, err
-
-    return call
 
 
 def test_lab_prints_recorded_beside_computed(run):

@@ -3,30 +3,11 @@
 from __future__ import annotations
 
 import json
-import sys
 
 import pytest
 
-from visionpos import cli
 from visionpos.geometry import Grid
 from visionpos.geometry.phases import compare_stretches
-
-
-@pytest.fixture
-def run(monkeypatch, capsys):
-    """Run `visionpos ...` in this process and return (exit code, standard output, standard error)."""
-
-    def call(*words: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["visionpos", *map(str, words)])
-        code = 0
-        try:
-            cli.main()
-        except SystemExit as stop:
-            code = int(stop.code or 0)
-        out, err = capsys.readouterr()
-        return code, out, err
-
-    return call
 
 
 def test_json_is_the_library_s_answer(run):

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import shlex
-import sys
 
 import numpy as np
 import pytest
 from PIL import Image as Pillow
 
-from visionpos import cli, config
+from visionpos import config
 from visionpos.audit.atlas import STREAMS, atlas, select
 from visionpos.audit.guide import guide
 from visionpos.dialects import dialect_rows
@@ -112,20 +111,6 @@ def test_select_takes_all_filters_together():
 def test_select_refuses(filters, said):
     with pytest.raises(PositionError, match=said):
         select(ENTRIES, **filters)
-
-
-@pytest.fixture
-def run(monkeypatch, capsys):
-    def call(*words: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["visionpos", *map(str, words)])
-        code = 0
-        try:
-            cli.main()
-        except SystemExit as stop:
-            code = int(stop.code or 0)
-        return code, *capsys.readouterr()
-
-    return call
 
 
 def typed(what: str) -> list[str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections import Counter
 from html.parser import HTMLParser
 
@@ -13,7 +12,6 @@ import torch
 from PIL import Image as Pillow
 
 from tests.audit.pages import HOSTILE, audited, packed_page, photo_page
-from visionpos import cli
 from visionpos.audit.report import atlas_page, audit_page, stream_page
 from visionpos.audit.result import AuditResult, Measured
 from visionpos.errors import PositionError
@@ -292,20 +290,6 @@ ONE = FAM.stream([Image((84, 140))])
 def test_stream_page_refuses(changes, said):
     with pytest.raises(PositionError, match=said):
         refused(**changes)
-
-
-@pytest.fixture
-def run(monkeypatch, capsys):
-    def call(*words: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["visionpos", *map(str, words)])
-        code = 0
-        try:
-            cli.main()
-        except SystemExit as stop:
-            code = int(stop.code or 0)
-        return code, *capsys.readouterr()
-
-    return call
 
 
 def test_command_writes_a_stream_page(run, tmp_path):
