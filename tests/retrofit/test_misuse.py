@@ -312,6 +312,13 @@ REFUSES = {
     "resize.extent": (lambda bad: retrofit.resize(vit(), (96, 64), extent=bad), "extent", [None]),
     "resize.patch": (lambda bad: retrofit.resize(vit(), (96, 64), patch=bad), "patch", [None]),
     "restore": (retrofit.restore, "path"),
+    "read_record": (retrofit.read_record, "path"),
+    "lineage_record": (retrofit.lineage_record, "model is"),
+    "lineage_record.over": (
+        lambda bad: retrofit.lineage_record(vit(), bad),
+        "over is",
+        [None, {"x": 0.5}],
+    ),
     "save": (lambda bad: retrofit.save(bad, "nowhere/x.safetensors"), "model is"),
     "save.path": (lambda bad: retrofit.save(vit(), bad), "path is", ["x"]),
     "spec_of_rope": (retrofit.spec_of_rope, "rope is", [None]),

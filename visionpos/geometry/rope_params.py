@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 
 from visionpos.errors import ConfigError
-from visionpos.geometry.fields import check_fields
+from visionpos.geometry.fields import check_choice, check_fields
 from visionpos.geometry.freqs import ladder
 from visionpos.geometry.grid import is_whole
 from visionpos.geometry.ranges import check_theta
-from visionpos.geometry.scaling import Scaling
+from visionpos.geometry.scaling import Proportional, Scaling
+from visionpos.geometry.stretch import checked_length
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -29,7 +30,7 @@ class RopeParams:
         scaling: how the ladder is stretched; None for not at all.
 
     Raises:
-        ConfigError: if theta is not above 0, or share not above 0 and at most 1.
+        ConfigError: if theta is not above 0, or share not above 0 and at most 1, or not 1 with proportional scaling.
     """
 
     __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
@@ -45,6 +46,11 @@ class RopeParams:
             raise ConfigError(
                 f"share is {self.share}; a share of channels above 0 and at most 1 is required. Read "
                 "partial_rotary_factor from the config."
+            )
+        if self.share != 1 and isinstance(self.scaling, Proportional):
+            raise ConfigError(
+                f"share is {self.share} with proportional scaling, whose own share is {self.scaling.share}; 1 is "
+                "required. Write the share of pairs into the scaling alone."
             )
 
     def frequencies(
@@ -62,12 +68,17 @@ class RopeParams:
             dtype: float32, or float64 for positions beyond 2**17.
 
         Raises:
-            ConfigError: if an odd number of channels would turn, or lists of divisors have another length.
+            PositionError: if an odd number of channels would turn, lists of divisors have another length, or length or
+                dtype is none.
 
         Example:
+            >>> from visionpos.geometry.scaling import Linear
             >>> RopeParams(theta=1e4, share=0.5, scaling=Linear(factor=2.0)).frequencies(8)
             tensor([[0.5000, 0.0050]])
         """
+        check_choice("dtype", dtype, (torch.float32, torch.float64))
+        if length is not None:
+            checked_length(length)
         turning = int(head_dim * self.share) if is_whole(head_dim) else 0
         if turning < 2 or turning % 2:
             raise ConfigError(

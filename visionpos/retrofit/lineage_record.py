@@ -10,6 +10,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -35,8 +36,6 @@ from visionpos.retrofit.tables import tables_of
 from visionpos.retrofit.windows import windows_of
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from torch import Tensor
 
 Record = dict[str, Any]
@@ -165,6 +164,7 @@ def read_record(path: str | Path) -> Record | None:
     Raises:
         PositionError: if the file is no safetensors file, or its record breaks the schema: names file and field.
     """
+    check_kinds("path", path, str, Path)
     text = checkpoint.read_record(path)
     if text is None:
         return None
