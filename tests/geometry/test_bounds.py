@@ -58,6 +58,11 @@ def test_scan_reports_none_where_there_is_none():
         (lambda: bounds.scan_bases(9, 4, low=9.0, high=3.0), "low is 9.0"),
         (lambda: bounds.scan_bases(9, 4, low=1.0, high=3.0, step=1.0), "step 1.0"),
         (lambda: bounds.fitted_base(0), "context is 0"),
+        (lambda: bounds.fitted_base(10**400), "context is"),
+        (lambda: bounds.critical_dim(4096, math.nan, 128), "theta is nan"),
+        (lambda: bounds.critical_dim(4096, math.inf, 128), "theta is inf"),
+        (lambda: bounds.critical_base(10**18, 7, 1e300), "base would be too large"),
+        (lambda: bounds.cosine_sum(torch.tensor([math.nan]), 100.0, 4), "distances holds NaN"),
     ],
 )
 def test_error_names_value_and_remedy(call, match):

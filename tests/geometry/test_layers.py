@@ -136,6 +136,28 @@ def test_far_ids_keep_their_angles():
     assert turn(ids).cos.dtype == torch.float32
 
 
+@pytest.mark.parametrize("accuracy", [None, "exact", "reference"])
+def test_ids_that_are_no_numbers_are_refused(accuracy):
+    """float32 has no odd numbers beyond 2**24: the id before them passes, that beyond is refused, float64 is not."""
+    turn = RopeTurn(rope=RopeParams(theta=1e4), head_dim=8, accuracy=accuracy)
+    for value in (math.nan, math.inf, -math.inf):
+        with pytest.raises(PositionError, match="ids holds NaN or infinity"):
+            turn(torch.tensor([0.0, value]))
+    with pytest.raises(PositionError, match="float32 up to 16777218"):
+        turn(torch.tensor([0.0, -(2.0**24) - 2]))
+    with pytest.raises(PositionError, match="whole numbers"):
+        turn(torch.tensor(3.0))
+    assert turn(torch.tensor([2.0**24])).cos.shape == (1, 4)
+    assert turn(torch.tensor([2.0**24 + 1], dtype=torch.float64)).cos.shape == (1, 4)
+
+
+def test_documents_of_another_shape_are_refused_by_every_ladder():
+    for kind in (KINDS["plain"], KINDS["longrope"]):
+        turn = RopeTurn(rope=kind.rope, head_dim=8)
+        with pytest.raises(PositionError, match=r"documents has shape \(2,\)"):
+            turn(torch.arange(3), torch.zeros(2, dtype=torch.int64))
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.bool])
 def test_half_precision_ids_are_refused(dtype):
     turn = RopeTurn(rope=RopeParams(theta=1e4), head_dim=8)
@@ -214,6 +236,14 @@ def test_error_of_documents_and_latent():
     ones = torch.ones(1, 2, 2, 7), torch.ones(1, 2, 2, 3), torch.ones(1, 2, 2, 4)
     with pytest.raises(PositionError, match="k_rope 2 heads"):
         turn_latent(*ones, rotation, sizes=sizes)
+    q, k_still, k_rope = ones[0], ones[1], torch.ones(1, 1, 2, 4)
+    for wrong in (
+        (q, k_still[:, :, :1], k_rope),
+        (q, k_still[:, :1], k_rope),
+        (q, k_still, k_rope[0]),
+    ):
+        with pytest.raises(PositionError, match="q, k_still and k_rope have shapes"):
+            turn_latent(*wrong, rotation, sizes=sizes)
     with pytest.raises(PositionError, match=r"\(2, 3\); \[n\]"):
         layer_mask(plan_of(KINDS["window"]), 0, torch.zeros(2, 3, dtype=torch.int64))
     with pytest.raises(PositionError, match="layer is 1"):

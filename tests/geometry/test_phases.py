@@ -82,6 +82,19 @@ def test_one_trained_cell_has_no_phase_to_keep():
     assert same["none"].outside == 0
 
 
+@pytest.mark.parametrize(
+    ("trained", "target"), [((7, 7), (32, 32)), ((3, 5), (7, 11)), ((2, 8), (9, 40))]
+)
+def test_interpolation_leaves_no_phase_of_short_axes(trained, target):
+    """Interpolated cells lie within the trained extent, of which the last cell is 1 / (cells - 1) of what was seen."""
+    found, advice = rows(100.0, Grid(*trained), Grid(*target))
+    assert found["pi"].outside == 0
+    assert found["none"].outside > 0
+    assert advice.rule != "none"
+    for axis, cells in zip(found["pi"].axes, trained, strict=True):
+        assert 1 < axis.excess < cells / (cells - 1)
+
+
 def test_pairs_that_turn_are_left_out():
     """A base of 1.5 over 64 cells: every pair has seen every phase."""
     found, advice = rows(1.5, Grid(64, 64), Grid(128, 128))

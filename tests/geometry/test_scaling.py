@@ -265,9 +265,7 @@ def test_known_difference_dynamic_is_sticky_there() -> None:
 
 def test_reading_takes_the_lengths_of_the_config() -> None:
     lists = {"short_factor": [1.0, 1.0], "long_factor": [2.0, 4.0]}
-    phi3 = read_rope_parameters(
-        {"type": "longrope", **lists}, theta=1e4, positions=131072, original=4096
-    )
+    phi3 = read_rope_parameters({"type": "su", **lists}, theta=1e4, positions=131072, original=4096)
     assert isinstance(phi3, RopeParams)
     assert isinstance(phi3.scaling, LongRope)
     assert phi3.scaling.original_positions == 4096
@@ -285,9 +283,87 @@ def test_nested_parameters_give_one_a_layer_type() -> None:
     }
 
 
+@pytest.mark.parametrize("factor", [50.31553950111841, 3.3, 1.1, 1.0])
+def test_dynamic_at_the_trained_length_is_as_trained(factor: float) -> None:
+    """factor * 1 - (factor - 1) is a little less than 1 for some factors; the rule of such a length is still one."""
+    for length in (1, 2047, 2048):
+        rule = DynamicNtk(factor=factor, original_positions=2048).at_length(length)
+        assert rule.frequencies(4, 1e4, F32).tolist() == pytest.approx([1, 0.1, 0.01, 0.001])
+
+
+def test_entries_beside_nested_parameters_are_those_of_every_type() -> None:
+    """transformers reads truncate there; a base there is the only one there is."""
+    yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
+    read = read_rope_parameters(
+        {"full": yarn, "sliding": None, "truncate": False, "rope_theta": 1e6}
+    )
+    wanted = Yarn(factor=4.0, original_positions=64, truncate=False)
+    assert read == {"full": RopeParams(theta=1e6, scaling=wanted)}
+
+
+def test_nested_parameters_are_written_as_they_were_read() -> None:
+    gemma = {
+        "sliding_attention": {"rope_theta": 1e4, "rope_type": "default"},
+        "full_attention": {"rope_theta": 1e6, "rope_type": "linear", "factor": 8.0},
+    }
+    read = read_rope_parameters(gemma)
+    assert isinstance(read, dict)
+    assert write_rope_parameters(read) == gemma
+
+
 @pytest.mark.parametrize(
     ("make", "words"),
     [
+        (lambda: Ntk(factor=1e300).frequencies(2, 1e4, F32), "factor is 1e\\+300"),
+        (lambda: Linear(factor=2.0).at_length(10**400), "below 2\\*\\*63"),
+        (
+            lambda: Yarn(factor=2.0, original_positions=64, mscale=1.0, mscale_all_dim=-1.0),
+            "mscale_all_dim -1.0",
+        ),
+        (
+            lambda: RopeParams(theta=1e4, share=0.5, scaling=Proportional(share=0.25)),
+            "share is 0.5 with proportional scaling",
+        ),
+        (lambda: RopeParams(theta=1e4).frequencies(8, length=0), "length is 0"),
+        (
+            lambda: RopeParams(theta=1e4).frequencies(8, dtype=torch.bfloat16),
+            "dtype is torch.bfloat16",
+        ),
+        (lambda: read_rope_parameters({"rope_type": ["x"]}, theta=1e4), r"rope_type is \['x'\]"),
+        (
+            lambda: read_rope_parameters(
+                {"rope_type": "yarn", "original_max_position_embeddings": 0},
+                theta=1e4,
+                positions=64,
+            ),
+            "original_max_position_embeddings is 0",
+        ),
+        (
+            lambda: read_rope_parameters(
+                {"rope_type": "longrope", "short_factor": 5, "long_factor": [1.0]},
+                theta=1e4,
+                positions=64,
+            ),
+            "short_factor is 5",
+        ),
+        (
+            lambda: read_rope_parameters(
+                {
+                    "rope_type": "longrope",
+                    "short_factor": [1.0],
+                    "long_factor": [1.0],
+                    "factor": 0.5,
+                },
+                theta=1e4,
+                positions=64,
+            ),
+            "factor is 0.5",
+        ),
+        (
+            lambda: read_rope_parameters({"full": {"rope_type": "default"}, "x": 3}, theta=1e4),
+            "hold x beside full",
+        ),
+        (lambda: write_rope_parameters(None), "params is None"),  # type: ignore[arg-type]
         (lambda: Linear(factor=0.5), "factor is 0.5"),
         (lambda: Linear(factor=math.nan), "factor is nan"),
         (lambda: Ntk(factor=2.0).frequencies(1, 1e4, F32), "at least 2 channel pairs"),
@@ -316,7 +392,7 @@ def test_nested_parameters_give_one_a_layer_type() -> None:
         ),
         (lambda: Proportional(share=0.0), "share is 0.0"),
         (lambda: RopeParams(theta=1e4, share=0.4).frequencies(8), "3 channels turn"),
-        (lambda: read_rope_parameters({"rope_type": "su"}, theta=1e4), "rope_type is 'su'"),
+        (lambda: read_rope_parameters({"rope_type": "spiral"}, theta=1e4), "rope_type is 'spiral'"),
         (lambda: read_rope_parameters({"rope_type": "linear"}, theta=1e4), "no factor"),
         (lambda: read_rope_parameters({"factor": 2.0}), "no rope_theta"),
         (

@@ -165,6 +165,22 @@ def test_invariant_a_smaller_grid_is_as_trained(trained, smaller):
         torch.testing.assert_close(found, vp.ladder(4, theta=100.0))
 
 
+@pytest.mark.parametrize("rule", [None, GridLinear(), GridTheta()])
+def test_speeds_too_small_for_float32_keep_their_places(rule):
+    """A base of 1e300: all pairs but the first of an axis stand still in float32."""
+    built = grid_ladder(rule, 12, theta=1e300, trained=Grid(3, 5), target=Grid(3, 5))
+    assert built.freqs.tolist() == [[1, 0, 0, 0, 0, 0], [0, 0, 0, 1, 0, 0]]
+    assert built.gains.tolist() == [1] * 6
+
+
+def test_dype_fades_to_the_trained_ladder_at_any_time():
+    """Bounds times time squared leave what a float holds."""
+    grids = {"trained": Grid(2, 2), "target": Grid(4, 2)}
+    still = grid_ladder(None, 8, theta=10.0, **grids).freqs
+    for time in (1e-150, 1e-160, 1e-170):
+        assert torch.equal(grid_ladder(Dype(time=time), 8, theta=10.0, **grids).freqs, still)
+
+
 def ladder_of(rule=None, head_dim=16, **changes):
     given = {"theta": 100.0, "trained": Grid(4, 4), "target": Grid(8, 8)} | changes
     return lambda: grid_ladder(rule, head_dim, **given)
@@ -179,6 +195,9 @@ def ladder_of(rule=None, head_dim=16, **changes):
         (lambda: GridYarn(beta_slow=0.0), "beta_slow is 0.0"),
         (lambda: GridYarn(beta_fast=0.5), "0 < slow < fast"),
         (lambda: GridTheta(power=-1.0), "power is -1.0"),
+        (ladder_of(GridTheta(power=1e6)), "power is 1000000.0 from 4 to 8 cells"),
+        (lambda: GridYarn(attention_factor=-1.0), "attention_factor is -1.0"),
+        (lambda: Lumina(watershed=-1.0), "watershed is -1.0"),
         (ladder_of(head_dim=18), "multiple of 4"),
         (ladder_of(dims=(8, 6)), "sum to"),
         (ladder_of(dims=(9, 7)), "even number"),

@@ -11,6 +11,7 @@ from visionpos.errors import PositionError
 from visionpos.geometry.rope_params import RopeParams
 from visionpos.geometry.rope_turn import RopeTurn
 from visionpos.geometry.rotation import Rotation
+from visionpos.geometry.scaling import DynamicNtk, LongRope
 from visionpos.geometry.self_extend import SelfExtend, self_extend_attention
 from visionpos.geometry.sequence import restart
 
@@ -72,6 +73,51 @@ def test_reference_padding_and_packing():
         cut = (x[row : row + 1, :, first:last] for x in (q, k, v))
         alone = self_extend_attention(*cut, rule, turn, torch.arange(last - first))
         assert_close_to(found[row : row + 1, :, first:last], alone)
+
+
+BY_LENGTH = {
+    "dynamic": DynamicNtk(factor=4.0, original_positions=7),
+    "longrope": LongRope(
+        short_factor=(1.0,) * 4, long_factor=(3.0, 5.0, 7.0, 9.0), original_positions=7, factor=4.0
+    ),
+}
+
+
+@pytest.mark.parametrize("scaling", BY_LENGTH.values(), ids=BY_LENGTH)
+@pytest.mark.parametrize(("group", "window"), [(4, 3), (5, 2), (3, 30)])
+def test_reference_one_ladder_by_length_for_both_sides(scaling, group, window):
+    """LongLM indexes one table for near and far, queries and keys: that of the document's own length.
+
+    Documents of 13 and 5 tokens lie either side of the 7 trained ones, and far ids of queries and of keys do as well.
+    """
+    rope = RopeParams(theta=1e4, scaling=scaling)
+    rule, length_turn = SelfExtend(group=group, window=window), RopeTurn(rope=rope, head_dim=8)
+    documents = torch.tensor([3] * 13 + [8] * 5)
+    q, k, v = (normal(1, 2, 18, 8, seed=seed) for seed in range(3))
+    found = self_extend_attention(
+        q, k, v, rule, length_turn, restart(documents), documents=documents
+    )
+    for first, last in ((0, 13), (13, 18)):
+        n, cut = last - first, [x[:, :, first:last] for x in (q, k, v)]
+        freqs = rope.frequencies(8, length=n, dtype=torch.float64)[0].tolist()
+        for head in range(2):
+            parts = [x[0, head].tolist() for x in cut]
+            parts[0] = (cut[0][0, head] * rope.gain**2).tolist()
+            alone = oracle.self_extend(
+                *parts, list(range(n)), group, window, freqs, lambda i, j, n=n: j < n and i < n
+            )
+            torch.testing.assert_close(
+                found[0, head, first:last], torch.tensor(alone).double(), atol=2e-6, rtol=2e-6
+            )
+
+
+def test_narrow_ids_do_not_wrap():
+    """uint8 ids minus each other, and int8 ids plus a window of 200, leave what a byte holds."""
+    rule, ids = SelfExtend(group=2, window=200), torch.arange(100)
+    assert torch.equal(rule.far_queries(ids.to(torch.int8)), rule.far_queries(ids))
+    rule = SelfExtend(group=2, window=3)
+    narrow = ids.to(torch.uint8)
+    assert torch.equal(rule.distances(narrow, narrow), rule.distances(ids, ids))
 
 
 def test_decoding_equals_prefill():
@@ -166,6 +212,8 @@ def wrong(**changes):
         "turn": turn,
         "ids": torch.arange(4),
         "mask": None,
+        "documents": None,
+        "scale": None,
     } | changes
     return lambda: self_extend_attention(**given)
 
@@ -182,7 +230,15 @@ def wrong(**changes):
         (wrong(ids=torch.arange(5)), r"ids have shape \(5,\)"),
         (wrong(ids=torch.arange(4.0)), "whole numbers"),
         (wrong(mask=torch.zeros(4, 4)), "mask is torch.float32"),
-        (wrong(q=torch.ones(1, 2, 4, 8, dtype=torch.int64)), "q"),
+        (wrong(q=torch.ones(1, 2, 4, 8, dtype=torch.int64)), "q is torch.int64"),
+        (wrong(v=torch.ones(1, 2, 4, 8, dtype=torch.int64)), "v is torch.int64"),
+        (wrong(mask=torch.ones(3, 4, dtype=torch.bool)), r"mask has shape \(3, 4\)"),
+        (wrong(mask=torch.ones(1, 1, 1, 4, 4, dtype=torch.bool)), "mask has shape"),
+        (wrong(documents=torch.zeros(3, dtype=torch.int64)), r"documents has shape \(3,\)"),
+        (wrong(scale=float("nan")), "scale is nan"),
+        (wrong(turn=lambda ids: turn(ids[:3])), "turn gives 3 tokens for 16 ids"),
+        (lambda: SelfExtend(group=2, window=2).fits(9, 9, share=-1.0), "share is -1.0"),
+        (lambda: SelfExtend(group=2, window=2).fits(9, 9, share="half"), "share is 'half'"),
         (wrong(rule=3), "rule is 3"),
     ],
 )

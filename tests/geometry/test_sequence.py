@@ -132,6 +132,8 @@ def test_coupled_cells_by_centres():
         (lambda: pose(8, 9, generator=source(), text_tokens=7), "text_tokens 7"),
         (lambda: skipped(4, 5, 0), "first is 5"),
         (lambda: skipped(4, 2, -1), "skip -1"),
+        (lambda: skipped(4, 2, 2**63 - 1), r"up to 2\*\*63 - 1"),
+        (lambda: coupled_addition(3, 2, 3, start=2**63 - 1), r"up to 2\*\*63 - 1"),
         (lambda: coupled_addition(3, 2, 3, start=0), "start is 0"),
         (lambda: coupled_start(5, 3, generator=source()), "at least 6 rows"),
         (lambda: coupled_cells(Grid(2, 2, frames=2), Grid(2, 2)), "2 and 1 frames"),

@@ -60,6 +60,16 @@ def test_compile_self_extend():
     )
 
 
+def test_compile_self_extend_of_packed_rows():
+    turn, rule = turn_of("reference"), SelfExtend(group=3, window=4)
+
+    def packed(x, ids, documents):
+        return self_extend_attention(x, x, x, rule, turn, ids, documents=documents)
+
+    calls = [(normal(n), torch.arange(n) % 4, torch.arange(n) // 4) for n in LENGTHS]
+    assert graphs_of(packed, calls) == 1
+
+
 def test_device():
     """Fake CUDA tensors raise where two devices are mixed."""
     with FakeTensorMode(allow_non_fake_inputs=False):
@@ -74,6 +84,9 @@ def test_device():
             layer_mask(LLAMA4, 0, documents),
             turned_again(x, ids, ids, turn),
             self_extend_attention(x, x, x, SelfExtend(group=3, window=4), turn, ids),
+            self_extend_attention(
+                x, x, x, SelfExtend(group=3, window=4), turn, ids, documents=documents
+            ),
             Sinks(window=4).kept(20, device=cuda),
             restart(documents),
         ]

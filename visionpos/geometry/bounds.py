@@ -7,6 +7,7 @@ it are no interval.
 from __future__ import annotations
 
 import math
+import sys
 from dataclasses import dataclass
 
 import torch
@@ -14,6 +15,7 @@ from torch import Tensor
 
 from visionpos.errors import PositionError
 from visionpos.geometry.arguments import checked
+from visionpos.geometry.points import check_finite
 from visionpos.geometry.ranges import check_counts, check_theta
 
 FULL_TURN = 2 * math.pi
@@ -41,6 +43,7 @@ def critical_dim(trained: int, theta: float, head_dim: int) -> int:
     """
     check_counts(trained=trained, head_dim=head_dim)
     turns = _log_turns(trained, "trained")
+    check_theta(theta)
     if theta <= 1 or head_dim % 2:
         raise PositionError(
             f"theta is {theta} and head_dim {head_dim}; a base above 1 and an even number of channels are required."
@@ -69,9 +72,16 @@ def critical_base(context: int, trained: int, theta: float = 1e4) -> float:
     """
     check_counts(context=context, trained=trained)
     check_theta(theta)
-    return float(theta ** (_log_turns(context, "context") / _log_turns(trained, "trained")))
+    power = _log_turns(context, "context") / _log_turns(trained, "trained")
+    if power * math.log(theta) > math.log(sys.float_info.max):
+        raise PositionError(
+            f"context is {context} for {trained} trained positions and theta {theta}; the base would be too large a "
+            "number. Use a smaller context."
+        )
+    return float(theta**power)
 
 
+@checked
 def fitted_base(context: int) -> float:
     """Return the lower bound that Men et al. fitted to their scan, 0.0424 * context ** 1.628.
 
@@ -99,7 +109,7 @@ def cosine_sum(distances: Tensor, theta: float, pairs: int) -> Tensor:
         Shape of distances, float64; pairs at distance 0.
 
     Raises:
-        PositionError: if pairs or theta is out of range.
+        PositionError: if pairs or theta is out of range, or distances hold no numbers.
 
     Example:
         >>> cosine_sum(torch.tensor([0, 29]), 100.0, 16).round(decimals=2)
@@ -110,6 +120,7 @@ def cosine_sum(distances: Tensor, theta: float, pairs: int) -> Tensor:
     """
     check_counts(pairs=pairs)
     check_theta(theta)
+    check_finite(distances, "distances")
     steps = torch.arange(pairs, dtype=torch.float64, device=distances.device) / pairs
     return torch.cos(distances.double().unsqueeze(-1) * theta**-steps).sum(-1)
 
@@ -176,7 +187,7 @@ def scan_bases(
             f"low is {low}, high {high} and step {step}; low < high and a step above 1 are required."
         )
     first = last = None
-    for number in range(int(math.log(high / low) / math.log(step)) + 1):
+    for number in range(int((math.log(high) - math.log(low)) / math.log(step)) + 1):
         base = low * step**number
         if first_failure(context, base, pairs) is not None:
             last = base

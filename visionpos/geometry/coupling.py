@@ -9,7 +9,7 @@ from visionpos.errors import PositionError
 from visionpos.geometry.arguments import checked
 from visionpos.geometry.grid import Grid
 from visionpos.geometry.ranges import check_counts
-from visionpos.geometry.sequence import drawn
+from visionpos.geometry.sequence import LARGEST, drawn
 
 FIRST_COUPLED = 1  # id 0 of a coupled table is the padding's
 
@@ -41,6 +41,10 @@ def coupled_addition(
         Position coupling (arXiv 2405.20671), HanseulJo/position-coupling src/data/addition.py.
     """
     check_counts(first=first, second=second, answer=answer, start=start)
+    if start + max(first, second, answer) + 1 > LARGEST:
+        raise PositionError(
+            f"start is {start}; ids up to 2**63 - 1 can be held. Count from a smaller one."
+        )
     parts = [list(range(start + digits, start, -1)) for digits in (first, second, answer)]
     equals = start if is_reversed else start + answer + 1
     written = parts[2][::-1] if is_reversed else parts[2]

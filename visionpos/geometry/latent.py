@@ -104,11 +104,18 @@ def turn_latent(
         ... ]
         [10, 10]
     """
+    shapes = [tuple(x.shape) for x in (q, k_still, k_rope)]
+    lead = {(*shape[:1], *shape[2:-1]) for shape in shapes}  # batch and tokens
+    if any(len(shape) != 4 for shape in shapes) or len(lead) > 1 or shapes[0][1] != shapes[1][1]:
+        raise PositionError(
+            f"q, k_still and k_rope have shapes {shapes[0]}, {shapes[1]} and {shapes[2]}; [b, heads, n, channels] of "
+            "one batch and n, with one number of heads of q and k_still, are required. Split the projections by sizes."
+        )
     widths = (q.shape[-1], k_still.shape[-1], k_rope.shape[-1], 2 * rotation.pairs)
     wanted = (sizes.width, sizes.still_dim, sizes.rope_dim, sizes.rope_dim)
-    if widths != wanted or k_rope.shape[-3] != 1:
+    if widths != wanted or k_rope.shape[1] != 1:
         raise PositionError(
-            f"q, k_still, k_rope and rotation have {widths} channels and k_rope {k_rope.shape[-3]} heads; {wanted} and "
+            f"q, k_still, k_rope and rotation have {widths} channels and k_rope {k_rope.shape[1]} heads; {wanted} and "
             "one head are required. Split the projections as the sizes say."
         )
     still, moving = q.split((sizes.still_dim, sizes.rope_dim), dim=-1)

@@ -27,7 +27,7 @@ from visionpos.geometry.scaling_axes import (
 from visionpos.geometry.scaling_time import Dype, Lumina
 
 FULL_TURN = 2 * math.pi
-BEYOND = 1.1  # times the trained phase, from which on a pair counts as outside: the last cell's width is let pass
+BEYOND = 1.1  # times the trained phase, from which on a pair counts as outside: a cell of about a dozen is let pass
 
 RULES: dict[str, GridStretch | None] = {
     "none": None,
@@ -56,7 +56,8 @@ class AxisPhases:
     """What a stretched ladder does on one axis.
 
     Args:
-        outside: pairs that never complete a turn in training and turn more than 1.1 times as far on the new grid.
+        outside: pairs that never complete a turn in training and turn more than 1.1 times as far on the new grid, or
+            on a short axis more than its last cell's width further, which no interpolation leaves out.
         unturned: pairs that never complete a turn in training.
         excess: the largest ratio of new to trained phase among those; 0 if there is none, infinite if the trained axis
             has one cell.
@@ -140,11 +141,11 @@ def axis_phases(own: Tensor, stretched: Tensor, trained: int, target: int) -> Ax
         (13, 13, 2.08)
     """
     own, stretched = own.double(), stretched.double()
-    before, after = own * (trained - 1), stretched * (target - 1)
+    before, after = own * float(trained - 1), stretched * float(target - 1)
     unturned = before < FULL_TURN
     ratio = torch.where(after > 0, after / before, torch.zeros_like(after))[unturned]  # 1 cell: inf
     return AxisPhases(
-        outside=int((ratio > BEYOND).sum()),
+        outside=int((ratio > max(BEYOND, trained / max(trained - 1, 1))).sum()),
         unturned=int(unturned.sum()),
         excess=float(ratio.max()) if len(ratio) else 0.0,
         adjacent=float(stretched[0] / own[0]),

@@ -8,14 +8,16 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from visionpos.errors import PositionError
 from visionpos.geometry.fields import check_fields
 from visionpos.geometry.freqs import angles
-from visionpos.geometry.points import readable
+from visionpos.geometry.points import check_finite, readable
 from visionpos.geometry.rope_params import RopeParams
 from visionpos.geometry.rotation import Pairing, Rotation
-from visionpos.geometry.sequence import check_ids, document_lengths
+from visionpos.geometry.sequence import check_alike, check_ids, document_lengths
 from visionpos.geometry.stretch import Stretch
 
+WHOLE_TO = 2**24  # the last id that float32 tells from its neighbours
 EXACT_BEYOND = 2**17  # float32 angles lose more than 0.01 rad from here on
 
 
@@ -59,12 +61,20 @@ class RopeTurn:
             cos and sin `[n, pairs]`, or `[b, 1, n, pairs]`, float32.
 
         Raises:
-            PositionError: if ids are halves or hold no numbers, documents differ in shape, or the ladder does not fit
-                head_dim.
+            PositionError: if ids are halves, float32 beyond 2**24 or hold no numbers, documents differ in shape, or the
+                ladder does not fit head_dim.
         """
         given: Any = ids
-        if getattr(given, "dtype", None) not in (torch.float32, torch.float64):
+        if getattr(given, "dtype", None) not in (torch.float32, torch.float64) or not given.ndim:
             check_ids(ids, "ids")
+        check_finite(ids, "ids")
+        if ids.dtype == torch.float32 and readable(ids) and bool((ids.abs() > WHOLE_TO).any()):
+            raise PositionError(
+                f"ids are float32 up to {float(ids.abs().max()):.0f}; whole numbers are required beyond 2**24, from "
+                "which on float32 has no odd ones. Make them with dtype=torch.int64."
+            )
+        if documents is not None:
+            check_alike(documents, ids)
         dtype = torch.float64 if self._is_exact(ids) else torch.float32
         freqs = self._freqs(ids, documents, dtype)
         turns = angles(ids.to(dtype)[..., None, None], freqs).squeeze(-2)  # [..., n, pairs]

@@ -133,7 +133,8 @@ class DynamicNtk(Stretch):
             13.0
         """
         reach = max(checked_length(length), self.original_positions)
-        return Ntk(factor=self.factor * reach / self.original_positions - (self.factor - 1))
+        grown = self.factor * reach / self.original_positions - (self.factor - 1)
+        return Ntk(factor=max(grown, 1.0))  # rounding may leave a little less at the trained length
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

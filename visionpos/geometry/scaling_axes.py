@@ -24,7 +24,7 @@ from visionpos.geometry.grid import Grid
 from visionpos.geometry.ranges import check_counts, check_theta
 from visionpos.geometry.rotation import Pairing, Rotation
 from visionpos.geometry.scaling import Linear, Ntk
-from visionpos.geometry.stretch import Stretch
+from visionpos.geometry.stretch import Stretch, check_gain
 from visionpos.geometry.timed import Rebased
 from visionpos.geometry.yarn import Yarn
 
@@ -101,7 +101,13 @@ class GridTheta(GridStretch):
         """Return the rule of one axis; see `GridStretch`."""
         if target <= trained:
             return None
-        return Rebased(multiplier=self.multiplier * (target / trained) ** self.power)
+        try:
+            return Rebased(multiplier=self.multiplier * (target / trained) ** self.power)
+        except OverflowError:
+            raise PositionError(
+                f"power is {self.power} from {trained} to {target} cells; the base would be too large a number. Use a "
+                "smaller power, 1 is usual."
+            ) from None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,7 +123,7 @@ class GridYarn(GridStretch):
         attention_factor: of cos and sin; None for 0.1 ln(factor) + 1.
 
     Raises:
-        PositionError: if a beta is not above 0, or the two are out of order.
+        PositionError: if a beta or attention_factor is not above 0, or the betas are out of order.
     """
 
     beta_fast: float | None = None
@@ -127,6 +133,7 @@ class GridYarn(GridStretch):
 
     def __post_init__(self) -> None:
         check_fields(self)
+        check_gain(self.attention_factor)
         fast = math.inf if self.beta_fast is None else self.beta_fast
         if not 0 < self.beta_slow < fast:
             raise PositionError(
@@ -225,7 +232,8 @@ def grid_ladder(
         freqs = torch.block_diag(*ladders)
     else:
         # Which axis drives which pair is said once, by axial_freqs: each row takes its ladder, pair after pair.
-        freqs = axial_freqs(head_dim, theta=theta, axes=len(sides), order=order).double()
+        # At base 1, where no speed is too small a number to be told from none.
+        freqs = axial_freqs(head_dim, theta=1.0, axes=len(sides), order=order).double()
         freqs[freqs > 0] = torch.cat(ladders)
     gained = ((freqs > 0) * gains.unsqueeze(-1)).sum(0)
     return GridLadder(freqs=freqs.float(), gains=gained)

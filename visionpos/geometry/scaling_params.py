@@ -8,9 +8,10 @@ from __future__ import annotations
 import numbers
 from collections.abc import Callable, Mapping
 from dataclasses import fields
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from visionpos.errors import ConfigError
+from visionpos.geometry.arguments import checked
 from visionpos.geometry.rope_params import RopeParams
 from visionpos.geometry.scaling import (
     DynamicNtk,
@@ -22,9 +23,6 @@ from visionpos.geometry.scaling import (
     Scaling,
 )
 from visionpos.geometry.yarn import Yarn
-
-if TYPE_CHECKING:
-    pass
 
 _PLAIN = ("default", "mrope", "xdrope", None)
 _ORIGINAL = "original_max_position_embeddings"
@@ -59,7 +57,8 @@ def read_rope_parameters(
     """Return what rope parameters of transformers say, in the form before version 5 (rope_scaling) and since.
 
     Args:
-        data: `rope_parameters` or `rope_scaling` of a config, flat, or nested by layer type.
+        data: `rope_parameters` or `rope_scaling` of a config, flat, or nested by layer type; entries beside nested ones
+            are those of every type.
         theta: `rope_theta` of the config, where the data lack it.
         share: `partial_rotary_factor` of the config, where the data lack it.
         positions: `max_position_embeddings` of the config.
@@ -85,8 +84,14 @@ def read_rope_parameters(
         )
     told = {"rope_theta": theta, "partial_rotary_factor": share, "max": positions, _ORIGINAL: None}
     layers = {name: part for name, part in data.items() if isinstance(part, Mapping)}
-    if layers and all(part is None or name in layers for name, part in data.items()):
-        return {name: _read(part, told, original) for name, part in layers.items()}
+    beside = {name: part for name, part in data.items() if name not in layers and part is not None}
+    if layers and not beside.keys() & {"rope_type", "type"}:
+        if strays := beside.keys() - {*_NUMBERS, "truncate"}:
+            raise ConfigError(
+                f"rope parameters hold {', '.join(sorted(map(str, strays)))} beside {', '.join(layers)}; nested ones "
+                "hold a mapping or None a layer type, and what all of them share. Correct the config."
+            )
+        return {name: _read(part, told | beside, original) for name, part in layers.items()}
     return _read(data, told, original)
 
 
@@ -118,7 +123,7 @@ def _scaling(given: Mapping[str, Any]) -> Scaling | None:
         return NtkAlpha(alpha=given["alpha"])
     if kind in _PLAIN:
         return None
-    if kind not in _READERS:
+    if not isinstance(kind, str) or kind not in _READERS:
         raise ConfigError(
             f"rope_type is {kind!r}; one of default, {', '.join(_READERS)} is required. Correct the config."
         )
@@ -146,10 +151,11 @@ def _proportional(given: Mapping[str, Any]) -> Proportional:
 
 def _longrope(given: Mapping[str, Any]) -> LongRope:
     return LongRope(
-        short_factor=tuple(_required(given, "short_factor")),
-        long_factor=tuple(_required(given, "long_factor")),
+        short_factor=_required(given, "short_factor"),
+        long_factor=_required(given, "long_factor"),
         original_positions=_original(given),
-        factor=max(_factor(given), 1.0),
+        # Told it must be a growth; that of the two lengths may be none, as in transformers.
+        factor=_factor(given) if given.get("factor") is not None else max(_factor(given), 1.0),
         attention_factor=given.get("attention_factor"),
     )
 
@@ -171,13 +177,18 @@ def _factor(given: Mapping[str, Any]) -> float:
 
 def _original(given: Mapping[str, Any]) -> int:
     """Return the trained length; the largest one where none stands, as in transformers."""
-    found: int = given[_ORIGINAL] if given[_ORIGINAL] is not None else given["max"]
+    found = given[_ORIGINAL] if given[_ORIGINAL] is not None else given["max"]
     if found is None:
         raise ConfigError(
             f"rope parameters of type {given.get('rope_type', given.get('type'))!r} have no {_ORIGINAL}; the trained "
             "length is required. Pass positions=config.max_position_embeddings."
         )
-    return found
+    if not found >= 1:
+        raise ConfigError(
+            f"{_ORIGINAL} is {found}; at least 1 trained position is required. Correct the config."
+        )
+    length: int = found
+    return length
 
 
 def _required(given: Mapping[str, Any], name: str) -> Any:
@@ -194,13 +205,15 @@ def _required(given: Mapping[str, Any], name: str) -> Any:
     return given[name]
 
 
-def write_rope_parameters(params: RopeParams) -> dict[str, Any]:
-    """Return rope parameters as transformers 5 keeps them: the inverse of `read_rope_parameters` on flat data.
+@checked
+def write_rope_parameters(params: RopeParams | Mapping[str, RopeParams]) -> dict[str, Any]:
+    """Return rope parameters as transformers 5 keeps them: the inverse of `read_rope_parameters`.
 
     Args:
-        params: a ladder and its stretching.
+        params: a ladder and its stretching, or one a layer type, which are written nested.
 
     Raises:
+        PositionError: if params are neither.
         ConfigError: for a rule that transformers has no type for: NTK with a fixed factor, YaRN over turns. A dynamic
             rule also needs `max_position_embeddings` of the config set to its original_positions.
 
@@ -208,6 +221,8 @@ def write_rope_parameters(params: RopeParams) -> dict[str, Any]:
         >>> write_rope_parameters(RopeParams(theta=1e4, scaling=Linear(factor=4.0)))
         {'rope_theta': 10000.0, 'rope_type': 'linear', 'factor': 4.0}
     """
+    if isinstance(params, Mapping):
+        return {name: write_rope_parameters(one) for name, one in params.items()}
     rule = params.scaling
     out: dict[str, Any] = {"rope_theta": params.theta}
     if params.share != 1:
@@ -236,5 +251,6 @@ _READERS: dict[str, Callable[[Mapping[str, Any]], Scaling]] = {
     "yarn": _yarn,
     "llama3": _llama3,
     "longrope": _longrope,
+    "su": _longrope,  # Phi-3's first configs
     "proportional": _proportional,
 }

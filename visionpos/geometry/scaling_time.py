@@ -57,11 +57,21 @@ class Lumina(TimedStretch):
     Args:
         watershed: time from which on the base is raised, at least 0.
 
+    Raises:
+        PositionError: if it is below 0, or time not in [0, 1].
+
     Reference:
         Lumina-Next (arXiv 2406.18583) 2.3; diffusers pipelines/lumina/pipeline_lumina.py, get_1d_rotary_pos_embed.
     """
 
     watershed: float = 1.0
+
+    def __post_init__(self) -> None:
+        TimedStretch.__post_init__(self)
+        if self.watershed < 0:
+            raise PositionError(
+                f"watershed is {self.watershed}; a time of at least 0 is required. 1 is usual."
+            )
 
     def along(self, trained: int, target: int, *, area: float) -> Stretch | None:  # noqa: ARG002 (goes by area)
         """Return the rule of one axis; see `GridStretch`. A smaller area makes it faster, as there."""

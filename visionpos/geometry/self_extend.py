@@ -19,9 +19,9 @@ from visionpos.geometry.fields import check_fields
 from visionpos.geometry.points import check_floats
 from visionpos.geometry.ranges import check_counts
 from visionpos.geometry.rotation import Rotation
-from visionpos.geometry.sequence import check_ids
+from visionpos.geometry.sequence import check_alike, check_ids
 
-Turn = Callable[[Tensor], Rotation]
+Turn = Callable[..., Rotation]
 BLOCK = 256  # queries whose scores are held at once
 
 
@@ -65,18 +65,18 @@ class SelfExtend:
         """Return ids of queries as far keys see them: whole numbers, or float64 in the form "code" if it needs them."""
         check_ids(ids, "ids")
         whole, rest = self.window // self.group, self.window % self.group
-        grouped = ids // self.group + self.window - whole
+        grouped = ids.to(torch.int64) // self.group + self.window - whole
         return grouped if self.form == "paper" or not rest else grouped.double() - rest / self.group
 
     def far_keys(self, ids: Tensor) -> Tensor:
         """Return ids of keys as far queries see them."""
         check_ids(ids, "ids")
-        return ids // self.group
+        return ids.to(torch.int64) // self.group
 
     def distances(self, query_ids: Tensor, key_ids: Tensor) -> Tensor:
         """Return `[..., n, m]` the distance at which every query sees every key."""
         far = self.far_queries(query_ids).unsqueeze(-1) - self.far_keys(key_ids).unsqueeze(-2)
-        near = query_ids.unsqueeze(-1) - key_ids.unsqueeze(-2)
+        near = query_ids.to(torch.int64).unsqueeze(-1) - key_ids.to(torch.int64).unsqueeze(-2)
         return torch.where(near < self.window, near.to(far.dtype), far)
 
     @property
@@ -107,6 +107,7 @@ class SelfExtend:
             )
         return (trained - self.window) * self.group + self.window
 
+    @checked
     def fits(self, length: int, trained: int, *, share: float = 0.5) -> bool:
         """Return whether a text keeps to the share of the trained length within which the authors advise to stay.
 
@@ -114,13 +115,20 @@ class SelfExtend:
             length: tokens of the text.
             trained: positions the model was trained on.
             share: one half to two thirds.
+
+        Raises:
+            PositionError: if a count is below 1, or share not above 0 and at most 1.
         """
         check_counts(length=length, trained=trained)
+        if not 0 < share <= 1:
+            raise PositionError(
+                f"share is {share!r}; a number above 0 and at most 1 is required. 0.5 is usual."
+            )
         return share * trained > self.window + (length - self.window) / self.group
 
 
 @checked
-def self_extend_attention(
+def self_extend_attention(  # noqa: PLR0913 (tensors and rules of one attention)
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -128,6 +136,7 @@ def self_extend_attention(
     turn: Turn,
     ids: Tensor,
     *,
+    documents: Tensor | None = None,
     mask: Tensor | None = None,
     scale: float | None = None,
 ) -> Tensor:
@@ -141,8 +150,11 @@ def self_extend_attention(
         k: `[b, kv_heads, m, head_dim]`, not turned; heads a multiple of kv_heads.
         v: `[b, kv_heads, m, any width]`.
         rule: group and window.
-        turn: ids -> Rotation, such as `RopeTurn`.
+        turn: ids -> Rotation, such as `RopeTurn`; called once, with the ids of both passes behind each other, so that
+            a ladder that goes by length is one for queries and keys. With documents, (ids, documents) -> Rotation.
         ids: `[m]` or `[b, m]` whole numbers, those of the queries last; restarting with every document.
+        documents: like ids, the document of every token, for packed rows: others are hidden, and ladders that go by
+            length take that of each; one document a row when None.
         mask: bool, broadcasts to `[b, heads, n, m]`, True where a query may see a key: padding, documents. Later tokens
             are hidden in any case.
         scale: of q . k; 1 / sqrt(head_dim) when None.
@@ -151,20 +163,33 @@ def self_extend_attention(
         dtype of q; scores are formed in float32 or better.
 
     Raises:
-        PositionError: if sizes do not fit, or mask is no bool.
+        PositionError: if sizes do not fit, mask is no bool, or scale not finite.
     """
-    check_floats(q, "q")
+    for x, name in ((q, "q"), (k, "k"), (v, "v")):
+        check_floats(x, name)
     _check_sizes(q, k, v, ids, mask)
+    if documents is not None:
+        check_alike(documents, ids)
+    if scale is not None and not math.isfinite(scale):
+        raise PositionError(
+            f"scale is {scale}; a finite number is required. Leave it out for 1 / sqrt(head_dim)."
+        )
     heads, n, m = q.shape[1], q.shape[2], k.shape[2]
     dtype, scale = q.dtype, 1 / math.sqrt(q.shape[-1]) if scale is None else scale
     wide = torch.promote_types(torch.float32, dtype)
     q, k, v = (x.to(wide).repeat_interleave(heads // x.shape[1], 1) for x in (q, k, v))
-    ids = ids.to(q.device)
+    ids = ids.to(q.device, torch.int64)
+    documents = None if documents is None else documents.to(q.device)
     last = ids[..., m - n :]
+    turns = _turns(rule, turn, ids, n, documents)
     passes = [
-        (turn(one).apply(q) * scale, turn(other).apply(k).transpose(-1, -2))
-        for one, other in ((last, ids), (rule.far_queries(last), rule.far_keys(ids)))
+        (own.apply(q) * scale, other.apply(k).transpose(-1, -2))
+        for own, other in (turns[:2], turns[2:])
     ]
+    if documents is not None:
+        same = documents[..., m - n :].unsqueeze(-1) == documents.unsqueeze(-2)
+        same = same if documents.ndim == 1 else same.unsqueeze(1)
+        mask = same if mask is None else mask & same
     allowed = None if mask is None else mask.expand(q.shape[0], heads, n, m)
     places = torch.arange(m, device=q.device)
 
@@ -182,6 +207,30 @@ def self_extend_attention(
         return attended(slice(None)).to(dtype)
     blocks = [attended(slice(at, at + BLOCK)) for at in range(0, n, BLOCK)]
     return torch.cat(blocks, dim=2).to(dtype)
+
+
+def _turns(
+    rule: SelfExtend, turn: Turn, ids: Tensor, n: int, documents: Tensor | None
+) -> list[Rotation]:
+    """Return the turns of queries and of keys as near ones see each other, then as far ones do."""
+    m = ids.shape[-1]
+    last = ids[..., m - n :]
+    far, first = rule.far_queries(last), ids.amin(-1, keepdim=True) if m else ids
+    # Queries with nothing far keep their ids: grouped ones would make a short document longer than it is.
+    far = torch.where(last - first < rule.window, last.to(far.dtype), far)
+    together = torch.cat([last, ids, far, rule.far_keys(ids)], -1)
+    if documents is None:
+        turned = turn(together)
+    else:
+        own = torch.cat([documents[..., m - n :], documents], -1)
+        turned = turn(together, torch.cat([own, own], -1))
+    if turned.n != 2 * (n + m):
+        raise PositionError(
+            f"turn gives {turned.n} tokens for {2 * (n + m)} ids; one turn an id is required. Pass a function of ids, "
+            "such as RopeTurn."
+        )
+    parts = zip(*(x.split((n, m, n, m), -2) for x in (turned.cos, turned.sin)), strict=True)
+    return [Rotation(cos, sin, turned.pairing, turned.axes) for cos, sin in parts]
 
 
 def _check_sizes(q: Tensor, k: Tensor, v: Tensor, ids: Tensor, mask: Tensor | None) -> None:
@@ -202,6 +251,13 @@ def _check_sizes(q: Tensor, k: Tensor, v: Tensor, ids: Tensor, mask: Tensor | No
         raise PositionError(
             f"mask is {mask.dtype}; bool is required, True where a query may see a key. Use mask > -1 for an additive "
             "one."
+        )
+    wanted = (*q.shape[:3], k.shape[2])
+    sides = () if mask is None else zip(mask.shape[::-1], wanted[::-1], strict=False)
+    if mask is not None and (mask.ndim > 4 or any(a not in (1, b) for a, b in sides)):
+        raise PositionError(
+            f"mask has shape {tuple(mask.shape)}; one that broadcasts to {tuple(wanted)}, batch, heads, queries and "
+            "keys, is required. Give it one row a query of this call."
         )
 
 

@@ -16,6 +16,7 @@ from visionpos.errors import PositionError
 from visionpos.geometry.arguments import checked
 from visionpos.geometry.ranges import check_counts
 
+LARGEST = 2**63 - 1  # of the ids that a tensor holds
 _WHOLE = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 
 
@@ -63,12 +64,7 @@ def document_lengths(ids: Tensor, documents: Tensor | None = None) -> Tensor:
     check_ids(ids, "ids")
     if documents is None:
         documents = torch.zeros_like(ids)
-    check_documents(documents)
-    if documents.shape != ids.shape:
-        raise PositionError(
-            f"documents has shape {tuple(documents.shape)} and ids {tuple(ids.shape)}; one document a token is "
-            "required. Pass the documents of this row."
-        )
+    check_alike(documents, ids)
     if not ids.numel():
         return ids.to(torch.int64)
     rows = torch.arange(ids[..., 0].numel(), device=ids.device).view(*ids.shape[:-1], 1)
@@ -139,7 +135,7 @@ def skipped(n: int, first: int, skip: int) -> Tensor:
         `[n]` int64.
 
     Raises:
-        PositionError: if first or skip is out of range.
+        PositionError: if first or skip is out of range, or the last id beyond 2**63 - 1.
 
     Example:
         >>> skipped(8, 3, 10)
@@ -149,6 +145,10 @@ def skipped(n: int, first: int, skip: int) -> Tensor:
     if not 0 <= first <= n or skip < 0:
         raise PositionError(
             f"first is {first} and skip {skip} for {n} tokens; 0 <= first <= n and a skip of at least 0 are required."
+        )
+    if n + skip > LARGEST:
+        raise PositionError(
+            f"skip is {skip} for {n} tokens; ids up to 2**63 - 1 can be held. Make it smaller."
         )
     places = torch.arange(n)
     return places + torch.where(places >= first, skip, 0)
@@ -214,6 +214,16 @@ def check_ids(ids: Tensor, name: str) -> None:
 def check_documents(documents: Tensor) -> None:
     """Refuse documents that are no whole numbers; see `check_ids`."""
     check_ids(documents, "documents")
+
+
+def check_alike(documents: Tensor, ids: Tensor) -> None:
+    """Refuse documents that are no whole numbers, or not one a token."""
+    check_documents(documents)
+    if documents.shape != ids.shape:
+        raise PositionError(
+            f"documents has shape {tuple(documents.shape)} and ids {tuple(ids.shape)}; one document a token is "
+            "required. Pass the documents of this row."
+        )
 
 
 def drawn(low: int, high: int, generator: torch.Generator) -> int:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 
 from visionpos.errors import ConfigError, PositionError
+from visionpos.geometry.arguments import shown
 from visionpos.geometry.fields import check_fields
 from visionpos.geometry.grid import is_whole
 from visionpos.geometry.ranges import check_theta
@@ -66,7 +67,7 @@ def raised(theta: float, factor: float, pairs: int) -> float:
     """Return the base with which the slowest of the pairs turns slower by a factor, and the fastest as before.
 
     Raises:
-        PositionError: if there is one pair only, which cannot be both.
+        PositionError: if there is one pair only, which cannot be both, or the base is too large a number.
 
     Example:
         >>> round(raised(10000.0, 4.0, 4), 2)
@@ -78,19 +79,25 @@ def raised(theta: float, factor: float, pairs: int) -> float:
             "Use linear scaling, or a larger head_dim."
         )
     dim = 2 * pairs
-    return float(theta * factor ** (dim / (dim - 2)))
+    try:
+        return float(theta * factor ** (dim / (dim - 2)))
+    except OverflowError:
+        raise PositionError(
+            f"factor is {factor} for {pairs} pairs of base {theta}; their base would be too large a number. Use a "
+            "smaller factor."
+        ) from None
 
 
 def checked_length(length: int) -> int:
     """Return the length of a document.
 
     Raises:
-        PositionError: if it is no whole number of at least 1.
+        PositionError: if it is no whole number of at least 1, or beyond those that ids can count.
     """
-    if not is_whole(length):
+    if not is_whole(length) or length > 2**63 - 1:
         raise PositionError(
-            f"length is {length!r}; a whole number of tokens, at least 1, is required. Pass the largest position + 1 "
-            "of the document."
+            f"length is {shown(length)}; a whole number of tokens, at least 1 and below 2**63, is required. Pass the "
+            "largest position + 1 of the document."
         )
     return int(length)
 

@@ -107,8 +107,8 @@ class ThreeWay(Stretch):
             / math.log(theta)
             for bound in turns
         )
-        low = min(max(math.floor(first), 0), pairs)
-        high = min(max(math.ceil(last), 0), pairs)
+        low = math.floor(min(max(first, 0), pairs))
+        high = math.ceil(min(max(last, 0), pairs))
         width = high - low if high != low else 0.001
         return 1 - ((torch.arange(pairs, dtype=dtype) - low) / width).clamp(0, 1)
 

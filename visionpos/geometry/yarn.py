@@ -67,6 +67,11 @@ class Yarn(Stretch):
                 "Read both from the checkpoint's rope parameters."
             )
         check_gain(self.attention_factor)
+        if min(self.mscale or 0.0, self.mscale_all_dim or 0.0) < 0:
+            raise ConfigError(
+                f"mscale is {self.mscale} and mscale_all_dim {self.mscale_all_dim}; at least 0 is required. Read both "
+                "from the checkpoint's rope parameters."
+            )
 
     def frequencies(self, pairs: int, theta: float, dtype: torch.dtype) -> Tensor:
         """Return `[pairs]` radians per position; see `Stretch`."""
