@@ -60,6 +60,7 @@ bench: $(READY)  ## paired ratios against named peers
 	$(BIN)/python -m benchmarks.packing
 	$(BIN)/python -m benchmarks.ids
 	$(BIN)/python -m benchmarks.position_log
+	$(BIN)/python -m benchmarks.audit
 	$(BIN)/python -m benchmarks.import_cost
 
 docs: $(READY)  ## rewrite docs/dialects.md from configs/dialects/
