@@ -138,3 +138,12 @@ def test_error_slopes_and_keys():
         alibi(4, slopes=(0.5, 0.25))
     with pytest.raises(PositionError, match=r"keys are torch\.float32 and reach"):
         alibi(4).key_only(torch.tensor([2.0**24 + 2]))
+
+
+def test_key_only_past_float32():
+    bias = build(AlibiSpec(), Dims(embed_dim=8, num_heads=2, depth=1))
+    keys = torch.tensor([2**24 - 1, 2**24, 2**24 + 1])
+    with pytest.raises(PositionError, match=r"keys reach 16777217.*float64"):
+        bias.key_only(keys)
+    assert bias.key_only(keys, dtype=torch.float64)[0, 0].diff().tolist() == [0.0625, 0.0625]
+    assert bias.key_only(keys[:1])[0].item() == (2**24 - 1) / 16

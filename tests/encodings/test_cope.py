@@ -87,3 +87,14 @@ def test_error_spec(fields, match):
 def test_error_no_score_function():
     with pytest.raises(PositionError, match=r"encoding is Cope, .*no score function"):
         cope().lookups(drawn(1, 3, 5, 4), drawn(1, 3, 5, 4), Grid(1, 5))
+
+
+def test_error_logits_of_other_queries():
+    cope = Cope(CopeSpec(), Dims(embed_dim=8, num_heads=2, depth=1))
+    q = torch.ones(1, 2, 5, 4)
+    with pytest.raises(
+        PositionError, match=r"q has shape \(1, 2, 5, 4\) beside logits \(1, 2, 3, 5\)"
+    ):
+        cope.of_logits(q, torch.zeros(1, 2, 3, 5))
+    with pytest.raises(PositionError, match=r"logits have shape \(1, 2, 5, 3\)"):
+        cope.of_logits(q, torch.zeros(1, 2, 5, 3))

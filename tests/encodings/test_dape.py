@@ -80,3 +80,33 @@ def test_gradient():
 def test_error_spec(fields, match):
     with pytest.raises(PositionError, match=match):
         DapeSpec(**fields)
+
+
+@pytest.mark.parametrize("base", ["none", "alibi", "kerple", "fire"])
+def test_generator_draws_everything(base):
+    """The base too starts from the passed generator, and the global one is left alone."""
+    before = torch.get_rng_state()
+    one, other = (
+        Dape(DapeSpec(base=base), DIMS, generator=torch.Generator().manual_seed(3)).state_dict()
+        for _ in range(2)
+    )
+    assert torch.equal(torch.get_rng_state(), before)
+    assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+def test_error_base():
+    for base, what in (
+        ("alibi", "base is str"),
+        (Alibi(AlibiSpec(), Dims(embed_dim=8, num_heads=4, depth=1)), "Alibi of 4 heads"),
+    ):
+        with pytest.raises(PositionError, match=f"{what}.*with {DIMS.num_heads} heads"):
+            Dape(DapeSpec(), DIMS, base=base)
+
+
+def test_error_bias_of_other_logits():
+    dape, logits = Dape(DapeSpec(), DIMS), torch.zeros(1, DIMS.num_heads, 3, 5)
+    for bias, found in ((None, "None"), (torch.zeros(DIMS.num_heads, 3, 3), "3, 3")):
+        with pytest.raises(PositionError, match=f"bias has shape .*{found}.*3, 5"):
+            dape.of_logits(logits, bias)
+    with pytest.raises(PositionError, match="logits have shape"):
+        dape.of_logits(logits[0], None)

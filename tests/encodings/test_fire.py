@@ -7,6 +7,7 @@ from tests.reference import pairs
 from visionpos import Dims, Grid, PositionError
 from visionpos.config import load_encoding
 from visionpos.encodings import Fire, FireSpec, build
+from visionpos.kernels.scores import score_mod
 
 DIMS = Dims(embed_dim=12, num_heads=3, depth=1)
 
@@ -201,3 +202,12 @@ def test_error_causal():
         causal().values(torch.zeros(3, 1))
     with pytest.raises(PositionError, match="queries has 2 axes"):
         causal().between(torch.zeros(3, 2), torch.zeros(3, 2))
+
+
+def test_score_of_a_faint_warp():
+    """A warp too faint for float32 makes every input 0, not 0 / 0."""
+    bias = build(FireSpec(reach="query", warp=1e-9), Dims(embed_dim=8, num_heads=2, depth=1))
+    add = score_mod(bias, Grid(1, 4))
+    found = add(torch.tensor(0.0), *torch.tensor([0, 1, 3, 1]))
+    expected = bias.out(bias.hidden(torch.zeros(1)).relu())[1]
+    torch.testing.assert_close(found, expected)

@@ -129,3 +129,10 @@ def test_invariant_shipped_numbers_stay_in_range_while_they_learn():
     assert module.a().min() >= 0.01
     module.along(5).sum().backward()
     assert all(weight.grad is not None for weight in module.parameters())
+
+
+def test_error_numbers_of_other_heads():
+    module = build(KerpleSpec(), Dims(embed_dim=8, num_heads=2, depth=1))
+    for p, what in ((torch.ones(3), r"p has shape \(3,\); \(2,\)"), (1.0, "p is float")):
+        with pytest.raises(PositionError, match=what):
+            module.set(p=p, a=torch.ones(2))

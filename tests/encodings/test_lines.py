@@ -168,3 +168,41 @@ def test_error_tokens(name):
         bias(module, x[:, :2])
     with pytest.raises(PositionError, match=r"q is torch\.int64; a tensor of floats"):
         bias(module, x.long())
+
+
+@pytest.mark.parametrize("name", [name for name in PAIRS if not name.startswith("shaw")])
+def test_error_queries_and_keys_that_disagree(name):
+    module, x, grid = module_of(name), tokens(9), Grid(1, 9)
+    for other in (x[:1], x.double(), x.bfloat16(), x.to("meta")):
+        with pytest.raises(PositionError, match="they must agree"):
+            module(x, other, grid)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert module(x, x.bfloat16(), grid).isfinite().all()
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_invariant_nan_stays_in_its_sample(name):
+    """A broken sample is no error, and no other sample hears of it."""
+    module, x = module_of(name), tokens(9)
+    broken = x.clone()
+    broken[0, 0, 3] = torch.nan
+    out = bias(module, broken)
+    if not name.startswith("tupe"):  # its bias is one for all samples, and reads no tokens
+        assert out[0].isnan().any()
+        torch.testing.assert_close(out[1], bias(module, x)[1])
+
+
+@pytest.mark.parametrize("name", BIASES)
+def test_error_ids_of_two_batches(name):
+    module = module_of(name)
+    where = {"extent": (9,)} if name == "fire_extent" else {}
+    with pytest.raises(PositionError, match=r"\(2, 4, 1\) and keys \(3, 4, 1\).*must agree"):
+        module.between(torch.zeros(2, 4, 1), torch.zeros(3, 4, 1), **where)
+    assert module.between(torch.zeros(2, 4, 1), torch.zeros(1, 5, 1), **where).shape == (3, 2, 4, 5)
+
+
+@pytest.mark.parametrize("name", BIASES)
+def test_shape_of_a_lone_difference(name):
+    where = {"extent": (9,)} if name == "fire_extent" else {}
+    where |= {"places": torch.tensor(3.0)} if name == "fire" else {}
+    assert module_of(name).values(torch.tensor([1.0]), **where).shape == (3,)

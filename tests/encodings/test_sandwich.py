@@ -1,5 +1,7 @@
 """Sandwich: the fact sheet's numbers, any number of heads, lines and grids."""
 
+import math
+
 import pytest
 import torch
 
@@ -66,3 +68,15 @@ def test_error_spec(fields, match):
 def test_error_axes():
     with pytest.raises(PositionError, match=r"offsets has 2 axes"):
         sandwich().values(torch.zeros(3, 2))
+
+
+def test_ids_past_float32():
+    """Far ids keep the turns of neighbouring differences: a loop in float64 is the oracle."""
+    bias = Sandwich(SandwichSpec(), Dims(embed_dim=16, num_heads=2, depth=1))
+    far = [2**17 + 1, 2**24 + 1, 2**24 + 2]
+    found = bias.between(torch.tensor(far).unsqueeze(-1), torch.zeros(1, 1, dtype=torch.int64))
+    expected = [
+        sum(math.cos(step * 10000 ** (-2 * k / 128)) - 1 for k in range(1, 65)) * 2 / 8
+        for step in far
+    ]
+    torch.testing.assert_close(found[0, :, 0], torch.tensor(expected), rtol=1e-5, atol=1e-5)

@@ -114,3 +114,24 @@ def test_error_calls():
         shaw(reach=(2, 2))(drawn(1, 3, 12, 4), Grid(2, 3, frames=2))
     with pytest.raises(PositionError, match="values is False"):
         shaw(values=False).term(drawn(1, 3, 5, 5), Grid(1, 5))
+
+
+def test_rows_of_odd_differences():
+    """Differences beyond int64, and unsigned ones, share the outer rows or have their own as any other."""
+    shaw = Shaw(ShawSpec(reach=(301,)), Dims(embed_dim=8, num_heads=2, depth=1))
+    far = torch.tensor([[1e30], [-1e30]])
+    assert shaw.rows(far).tolist() == [[0], [602]]
+    assert shaw.rows(torch.tensor([[1]], dtype=torch.uint8)).tolist() == [[300]]
+    assert shaw.rows(torch.tensor([[-2000.0]], dtype=torch.bfloat16)).tolist() == [[602]]
+    with pytest.raises(PositionError, match="offsets has 2 axes"):
+        shaw.rows(torch.zeros(3, 2))
+    with pytest.raises(PositionError, match="offsets holds NaN"):
+        shaw.rows(torch.tensor([[torch.nan]]))
+
+
+def test_error_grid_that_is_none():
+    shaw = Shaw(ShawSpec(reach=(2,)), Dims(embed_dim=8, num_heads=2, depth=1))
+    with pytest.raises(PositionError, match=r"grid is \(1, 5\)"):
+        shaw.term(torch.ones(1, 2, 5, 5), (1, 5))
+    with pytest.raises(PositionError, match=r"grid is \(1, 5\)"):
+        shaw.lookups(torch.ones(1, 2, 5, 4), (1, 5))

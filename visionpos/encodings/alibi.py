@@ -12,6 +12,7 @@ from visionpos.errors import PositionError
 from visionpos.geometry.fields import check_fields
 from visionpos.geometry.line import check_counted
 from visionpos.geometry.places import check_points
+from visionpos.geometry.points import readable
 from visionpos.geometry.relative import Metric, distances
 
 if TYPE_CHECKING:
@@ -115,7 +116,7 @@ class Alibi(Biasing):
             dtype: float32 or float64.
 
         Raises:
-            PositionError: for a dtype of 16 bits or fewer, or ids that their dtype cannot count.
+            PositionError: for a dtype of 16 bits or fewer, or (on the CPU) ids that it or their own cannot count.
 
         Example:
             >>> bias = Alibi(AlibiSpec(), Dims(embed_dim=8, num_heads=2, depth=1))
@@ -132,6 +133,17 @@ class Alibi(Biasing):
             )
         check_points(keys, None, "keys")
         check_counted(keys, "keys")
+        if dtype == torch.float32:
+            _check_reach(keys)
         row = keys.to(torch.float64).unsqueeze(-2)
         slopes = row.new_tensor(self.slopes()).view(-1, *[1] * row.ndim)
         return (slopes * row).to(dtype)
+
+
+def _check_reach(keys: Tensor) -> None:
+    """Refuse keys so far on that float32 gives neighbours one number, where that costs no wait for a device."""
+    if readable(keys) and keys.numel() and int(keys.abs().max()) >= 2**24:
+        raise PositionError(
+            f"keys reach {int(keys.abs().max())} and dtype is torch.float32; it tells whole places below 16777216 "
+            "apart. Pass dtype=torch.float64, or take the distance form, along() or attend()."
+        )

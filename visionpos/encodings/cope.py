@@ -14,7 +14,7 @@ from visionpos.encodings.sources import start
 from visionpos.errors import PositionError
 from visionpos.geometry.fields import check_fields
 from visionpos.geometry.grid import check_grid
-from visionpos.geometry.line import check_rows
+from visionpos.geometry.line import check_logits, check_pair
 from visionpos.geometry.points import check_floats
 
 if TYPE_CHECKING:
@@ -100,12 +100,26 @@ class Cope(PairBiasing):
         Args:
             q: `[b, num_heads, n, head_dim]`, unscaled.
             logits: `[b, num_heads, n, m]`, scaled, without this bias.
+
+        Raises:
+            PositionError: if logits are not those of such queries.
         """
+        check_floats(q, "q")
+        check_logits(logits, self.dims.num_heads)
+        tokens = (*logits.shape[:3], self.dims.channels)
+        if q.shape != tokens:
+            raise PositionError(
+                f"q has shape {tuple(q.shape)} beside logits {tuple(logits.shape)}; {tokens}, one query a row of "
+                "logits, is required. Pass the queries that made them."
+            )
         counts = self.counts(logits)
         found = (q @ self.table.to(q.dtype).mT).to(counts.dtype)  # [b, heads, n, positions]
         still = counts.detach()
+        last = self.spec.positions - 1
+        # NaN has no row: it reads any, and comes back by the fraction.
         lower, upper = (
-            found.gather(-1, row.to(torch.int64)) for row in (still.floor(), still.ceil())
+            found.gather(-1, row.to(torch.int64).clamp(0, last))
+            for row in (still.floor(), still.ceil())
         )
         return lower.lerp(upper, counts - still.floor()).to(q.dtype)
 
@@ -122,7 +136,5 @@ class Cope(PairBiasing):
         """
         check_grid(grid)
         sizes = self.dims.num_heads, self.dims.channels
-        for name, x in (("q", q), ("k", k)):
-            check_floats(x, name)
-            check_rows(x, name, sizes, grid.size, whole=name == "k")
+        check_pair(q, k, sizes, grid.size)
         return self.of_logits(q, (q @ k.mT) * self.scale)

@@ -14,8 +14,7 @@ from visionpos.encodings.doors import Dims, PairBiasing
 from visionpos.errors import PositionError
 from visionpos.geometry.fields import check_fields
 from visionpos.geometry.grid import check_grid
-from visionpos.geometry.line import check_rows
-from visionpos.geometry.points import check_floats
+from visionpos.geometry.line import check_logits, check_pair
 from visionpos.geometry.precision import full_precision
 
 if TYPE_CHECKING:
@@ -87,7 +86,8 @@ class Dape(PairBiasing):
     ) -> None:
         super().__init__()
         self.spec, self.dims = spec, dims
-        self.base = self._own_base() if base is None else base
+        self.base = self._own_base(generator) if base is None else base
+        _check_base(self.base, dims.num_heads)
         inputs = dims.num_heads * (1 if self.base is None else 2)
         self.hidden = _blank_row(inputs, spec.hidden, spec.kernel)
         self.out = _blank_row(spec.hidden, dims.num_heads, spec.kernel)
@@ -96,15 +96,18 @@ class Dape(PairBiasing):
             for weight in layer.parameters():
                 nn.init.uniform_(weight, -edge, edge, generator=generator)
 
-    def _own_base(self) -> Biasing | None:
+    def _own_base(self, generator: torch.Generator | None) -> Biasing | None:
         """Return the base that the spec names."""
         if self.spec.base == "none":
             return None
         front: Any = import_module(
             "visionpos.encodings"
         )  # schemes know each other by the register alone
-        fields = {"reach": "query"} if self.spec.base == "fire" else {}
-        module: Biasing = front.build(front.spec_type(self.spec.base)(**fields), self.dims)
+        kind = self.spec.base
+        fields = {"reach": "query"} if kind == "fire" else {}
+        drawn = {} if kind == "alibi" else {"generator": generator}  # ALiBi has nothing to draw
+        scheme: Any = getattr(front, front.SCHEMES[kind][2])
+        module: Biasing = scheme(front.spec_type(kind)(**fields), self.dims, **drawn)
         return module
 
     def of_logits(self, logits: Tensor, bias: Tensor | None) -> Tensor:
@@ -113,7 +116,12 @@ class Dape(PairBiasing):
         Args:
             logits: `[b, num_heads, n, m]`, scaled, finite: masks come after. Queries are the last n of m tokens.
             bias: `[num_heads, n, m]` of the base; None without one.
+
+        Raises:
+            PositionError: if the two have other heads or pairs, or there is a bias without a base, or none with one.
         """
+        check_logits(logits, self.dims.num_heads)
+        _check_bias(bias, None if self.base is None else logits)
         wide = logits.to(torch.promote_types(torch.float32, logits.dtype))
         n, m = logits.shape[-2:]
         seen = wide
@@ -139,12 +147,34 @@ class Dape(PairBiasing):
         """
         check_grid(grid)
         sizes = self.dims.num_heads, self.dims.channels
-        for name, x in (("q", q), ("k", k)):
-            check_floats(x, name)
-            check_rows(x, name, sizes, grid.size, whole=name == "k")
+        check_pair(q, k, sizes, grid.size)
         base = self.base
         bias = None if base is None else base.along(q.shape[-2], grid.size, device=q.device)
         return self.of_logits((q @ k.mT) * self.scale, bias)
+
+
+def _check_base(base: object, heads: int) -> None:
+    """Refuse what is no bias of these heads."""
+    if base is None or (isinstance(base, Biasing) and base.dims.num_heads == heads):
+        return
+    what = type(base).__name__
+    if isinstance(base, Biasing):
+        what = f"{what} of {base.dims.num_heads} heads"
+    raise PositionError(
+        f"base is {what}; a bias of differences with {heads} heads is required, as the network mixes them. Build "
+        "ALiBi, KERPLE, FIRE, T5 or Sandwich with the same Dims."
+    )
+
+
+def _check_bias(bias: Tensor | None, logits: Tensor | None) -> None:
+    """Refuse a bias that is not one number a head and pair of logits; None stands for no base."""
+    found = None if bias is None else tuple(bias.shape)
+    needed = None if logits is None else tuple(logits.shape[1:])
+    if found != needed:
+        raise PositionError(
+            f"bias has shape {found}; {needed} is required, that of the base for these logits. Make it with "
+            "base.along(n, m), and pass None without a base."
+        )
 
 
 def _blank_row(inputs: int, outputs: int, kernel: int) -> nn.Conv2d:

@@ -15,8 +15,7 @@ from visionpos.encodings.sources import filled, required_entry, source_entry, st
 from visionpos.errors import PositionError
 from visionpos.geometry.fields import check_fields
 from visionpos.geometry.grid import check_grid
-from visionpos.geometry.line import check_rows, line_offsets
-from visionpos.geometry.points import check_floats
+from visionpos.geometry.line import check_pair, line_offsets
 from visionpos.kernels.lookup import Lookup, looked_up
 
 if TYPE_CHECKING:
@@ -158,9 +157,7 @@ class Deberta(PairBiasing):
         """Return the bias as one product a term with the table of differences."""
         check_grid(grid)
         sizes = self.dims.num_heads, self.dims.channels
-        for name, x in (("q", q), ("k", k)):
-            check_floats(x, name)
-            check_rows(x, name, sizes, grid.size, whole=name == "k")
+        check_pair(q, k, sizes, grid.size)
         rows = self.rows(line_offsets(grid, device=q.device)[:, 0])
         table = self.table if self.norm is None else self.norm(self.table)
         found = []

@@ -124,12 +124,18 @@ class Fire(Biasing):
             reach: the longest distance of the grid, or `[...]` of each query; the threshold stands in where it is
                 longer.
         """
+        return self._warped(distance) / self._span(reach)
+
+    def _warped(self, distance: Tensor) -> Tensor:
+        """Return `[...]`, log-warped distance, in float32 or better."""
         dtype = torch.promote_types(torch.float32, self.warp.dtype)
-        warp, least = self.warp.to(dtype), self.threshold.to(dtype).abs()
+        return ((self.warp.to(dtype) * distance.to(dtype)).abs() + 1.0).log()
+
+    def _span(self, reach: float | Tensor) -> Tensor:
+        """Return what warped distances are divided by."""
+        least = self.threshold.to(torch.promote_types(torch.float32, self.warp.dtype)).abs()
         far = reach if isinstance(reach, torch.Tensor) else torch.full_like(least, reach)
-        span = torch.maximum(least, far.to(dtype))
-        warped = (warp * distance.to(dtype)).abs() + 1.0
-        return warped.log() / (((warp * span).abs() + 1.0).log() + 1e-6)
+        return self._warped(torch.maximum(least, far.to(least.dtype))) + 1e-6
 
     def values(
         self,
@@ -213,9 +219,7 @@ class Fire(Biasing):
         count = grid.size
         ids = torch.arange(count, device=self.home(device), dtype=torch.float32)
         # An input is a quotient: the distance's own number over the query's.
-        unit = self.inputs(torch.ones_like(ids[:1]))
-        far = self.inputs(ids) / unit
-        near = self.inputs(torch.ones_like(ids), reach=ids)
+        far, near = self._warped(ids), 1.0 / self._span(ids)
         read = self.pieces().reader()
 
         def score(score: Tensor, b: Tensor, head: Tensor, q: Tensor, k: Tensor) -> Tensor:  # noqa: ARG001 (flex's)

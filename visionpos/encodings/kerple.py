@@ -14,6 +14,7 @@ from visionpos.encodings.sources import required_entry
 from visionpos.errors import PositionError
 from visionpos.geometry.fields import check_fields
 from visionpos.geometry.places import check_points
+from visionpos.geometry.points import check_floats
 from visionpos.geometry.relative import Metric, distances
 
 if TYPE_CHECKING:
@@ -95,7 +96,17 @@ class Kerple(Biasing):
         Args:
             p: `[num_heads]`.
             a: `[num_heads]`.
+
+        Raises:
+            PositionError: if one is no tensor of floats, one a head.
         """
+        for name, given in (("p", p), ("a", a)):
+            check_floats(given, name)
+            if given.shape != self.raw_p.shape:
+                raise PositionError(
+                    f"{name} has shape {tuple(given.shape)}; {tuple(self.raw_p.shape)}, one number a head, is "
+                    "required. Expand one that all heads share."
+                )
         hair = 1e-6
         above_a = a.double().clamp(min=_LEAST + hair) - _LEAST
         above_p = p.double().clamp(min=_LEAST + hair) - _LEAST

@@ -75,11 +75,14 @@ class Sandwich(Biasing):
     def values(self, offsets: Tensor) -> Tensor:
         """Return `[num_heads, ...]`, the bias at differences `[..., 1]` in tokens; float32, or float64 in float64."""
         check_points(offsets, 1, "offsets")
-        wide = offsets.to(torch.promote_types(torch.float32, offsets.dtype))
+        dtype = torch.promote_types(torch.float32, offsets.dtype)
+        # Whole numbers may be far ones, whose turns float32 loses.
+        wide = offsets.to(dtype if offsets.is_floating_point() else torch.float64)
         pairs, theta = self.spec.width // 2, self.spec.theta
         freqs = ladder(pairs, theta=theta, device=wide.device, dtype=torch.float64)
         freqs = freqs * theta ** (-1 / pairs)  # k counts from 1
         # Each term less 1, so that what falls is summed and not what stays.
         fall = (angles(wide, freqs.to(wide.dtype).unsqueeze(0)).cos() - 1.0).sum(-1)
-        heads = torch.arange(1, self.dims.num_heads + 1, device=wide.device, dtype=wide.dtype)
+        fall = fall.reshape(offsets.shape[:-1]).to(dtype)
+        heads = torch.arange(1, self.dims.num_heads + 1, device=wide.device, dtype=dtype)
         return fall * (self.dims.num_heads / (8 * heads)).view(-1, *[1] * fall.ndim)

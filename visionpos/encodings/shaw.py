@@ -14,6 +14,7 @@ from visionpos.errors import PositionError
 from visionpos.geometry.fields import check_fields
 from visionpos.geometry.grid import check_grid
 from visionpos.geometry.line import check_rows, line_offsets
+from visionpos.geometry.places import check_points
 from visionpos.geometry.points import check_floats
 from visionpos.geometry.relative import distinct_offsets
 from visionpos.kernels.lookup import Lookup, looked_up, spent
@@ -92,9 +93,15 @@ class Shaw(QueryBiasing):
         return [nn.Parameter(table) for table in tables]
 
     def rows(self, offsets: Tensor) -> Tensor:
-        """Return `[..., axes]` int64, the row of each axis's table, for differences `[..., axes]`, query minus key."""
-        reach = torch.tensor(self.spec.reach, device=offsets.device)
-        return (-offsets).round().to(torch.int64).clamp(-reach, reach) + reach
+        """Return `[..., axes]` int64, the row of each axis's table, for differences `[..., axes]`, query minus key.
+
+        Raises:
+            PositionError: if there are more or fewer axes than tables, or (on the CPU) a difference is not finite.
+        """
+        check_points(offsets, len(self.spec.reach), "offsets")
+        wide = offsets.to(torch.promote_types(torch.float32, offsets.dtype))
+        reach = wide.new_tensor(self.spec.reach)  # clamped first: int64 does not hold all floats
+        return (reach - wide.clamp(-reach, reach).round()).to(torch.int64)
 
     def forward(self, q: Tensor, grid: Grid, *, keys: Grid | None = None) -> Tensor:
         """Return `[b, num_heads, n, m]`, to be added to scaled logits.
@@ -117,6 +124,7 @@ class Shaw(QueryBiasing):
     def lookups(self, q: Tensor, grid: Grid) -> tuple[Lookup, ...]:
         """Return the bias as one product an axis with a table of differences."""
         check_floats(q, "q")
+        check_grid(grid)
         check_rows(q, "q", (self.dims.num_heads, self.dims.channels), grid.size, whole=False)
         scaled = q * self.dims.channels**-0.5
         places = self._places(grid, q.device)
@@ -140,6 +148,7 @@ class Shaw(QueryBiasing):
             raise PositionError(
                 "values is False; this encoding has no vectors for values. Build it with ShawSpec(values=True)."
             )
+        check_grid(grid)
         check_rows(attention, "attention", (self.dims.num_heads, grid.size), grid.size, whole=False)
         total: Tensor | None = None
         for table, rows in zip(self.values, self._places(grid, attention.device), strict=True):
@@ -150,7 +159,6 @@ class Shaw(QueryBiasing):
 
     def _places(self, grid: Grid, device: torch.device) -> tuple[Tensor, ...]:
         """Return the row of every difference of a grid, one tensor an axis."""
-        check_grid(grid)
         axes = len(self.spec.reach)
         offsets = line_offsets(grid, device=device)
         if axes > 1:

@@ -15,8 +15,7 @@ from visionpos.errors import PositionError
 from visionpos.geometry.fields import check_fields
 from visionpos.geometry.freqs import angles, ladder
 from visionpos.geometry.grid import check_grid
-from visionpos.geometry.line import check_rows, line_steps, shifted
-from visionpos.geometry.points import check_floats
+from visionpos.geometry.line import check_pair, line_steps, shifted
 from visionpos.geometry.ranges import check_theta
 
 if TYPE_CHECKING:
@@ -120,9 +119,7 @@ class TransformerXl(PairBiasing):
         """
         check_grid(grid)
         sizes = self.dims.num_heads, self.dims.channels
-        for name, x in (("q", q), ("k", k)):
-            check_floats(x, name)
-            check_rows(x, name, sizes, grid.size, whole=name == "k")
+        check_pair(q, k, sizes, grid.size)
         n, m = q.shape[-2], k.shape[-2]
         causal = self.spec.direction == "causal"
         steps = line_steps(1 if causal else n, m, device=q.device)

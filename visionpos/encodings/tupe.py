@@ -15,8 +15,7 @@ from visionpos.encodings.sources import filled, required_entry, start
 from visionpos.errors import PositionError
 from visionpos.geometry.fields import check_fields
 from visionpos.geometry.grid import check_grid
-from visionpos.geometry.line import check_rows, laid, line_steps
-from visionpos.geometry.points import check_floats
+from visionpos.geometry.line import check_pair, laid, line_steps
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -180,9 +179,7 @@ class Tupe(PairBiasing):
         """
         whole = self.bias(grid, prefix=prefix)
         sizes, count = (self.dims.num_heads, self.dims.channels), prefix + grid.size
-        for name, x in (("q", q), ("k", k)):
-            check_floats(x, name)
-            check_rows(x, name, sizes, count, whole=name == "k")
+        check_pair(q, k, sizes, count)
         return whole[:, k.shape[-2] - q.shape[-2] :].unsqueeze(0)
 
     @classmethod

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from visionpos.errors import PositionError
-from visionpos.geometry.points import readable
+from visionpos.geometry.points import check_floats, readable
 from visionpos.geometry.ranges import is_integer
 from visionpos.geometry.relative import distinct_offsets
 
@@ -134,6 +134,49 @@ def check_rows(x: Tensor, name: str, sizes: tuple[int, int], keys: int, *, whole
         )
 
 
+def check_pair(q: Tensor, k: Tensor, sizes: tuple[int, int], keys: int) -> None:
+    """Refuse queries and keys that are no tokens of one line, or not of one batch, dtype and device.
+
+    Args:
+        q: `[b, heads, n, channels]`, the last n tokens.
+        k: `[b, heads, keys, channels]`.
+        sizes: heads and channels.
+        keys: tokens of the line.
+
+    Raises:
+        PositionError: naming what differs.
+    """
+    for name, x in (("q", q), ("k", k)):
+        check_floats(x, name)
+        check_rows(x, name, sizes, keys, whole=name == "k")
+    # Autocast brings dtypes together, and the meta device knows none.
+    cast = not q.is_meta and torch.is_autocast_enabled(q.device.type)
+    agree = q.shape[0] == k.shape[0] and q.device == k.device
+    if not agree or (q.dtype != k.dtype and not cast):
+        raise PositionError(
+            f"q is a batch of {q.shape[0]}, {q.dtype} on {q.device}, and k of {k.shape[0]}, {k.dtype} on {k.device}; "
+            "they must agree. Cast or move one of them, and expand a batch of one."
+        )
+
+
+def check_logits(logits: Tensor, heads: int) -> None:
+    """Refuse what are no logits of the last tokens of a line.
+
+    Args:
+        logits: `[b, heads, n, m]`.
+        heads: of the model.
+
+    Raises:
+        PositionError: naming the shape.
+    """
+    check_floats(logits, "logits")
+    if logits.ndim != 4 or logits.shape[1] != heads or logits.shape[2] > logits.shape[3]:
+        raise PositionError(
+            f"logits have shape {tuple(logits.shape)}; [b, {heads}, n, m] of the last n of m tokens is required. Pass "
+            "those of all heads, with cached keys among the m."
+        )
+
+
 def check_counted(ids: Tensor, name: str) -> None:
     """Refuse ids whose dtype cannot tell them from their neighbours, where that costs no wait for a device.
 
@@ -158,8 +201,14 @@ def differences(queries: Tensor, keys: Tensor) -> Tensor:
         keys: `[..., m, axes]`.
 
     Raises:
-        PositionError: if ids are so large that their dtype has rounded them.
+        PositionError: if ids are so large that their dtype has rounded them, or the two are of other batches.
     """
+    leads = zip(reversed(queries.shape[:-2]), reversed(keys.shape[:-2]), strict=False)
+    if any(mine != other and 1 not in (mine, other) for mine, other in leads):
+        raise PositionError(
+            f"queries have shape {tuple(queries.shape)} and keys {tuple(keys.shape)}; what stands before [n, axes] and "
+            "[m, axes] must agree, or be 1. Pass the ids of one batch."
+        )
     for name, ids in (("queries", queries), ("keys", keys)):
         check_counted(ids, name)
     if queries.is_floating_point() or keys.is_floating_point():

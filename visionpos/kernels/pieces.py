@@ -63,7 +63,8 @@ class Pieces:
         """Return `[heads, ...]` at inputs `[...]`."""
         piece = torch.searchsorted(self.knots, x.detach(), right=True).flatten()
         slope, height = (
-            part.index_select(1, piece).unflatten(1, x.shape) for part in (self.slope, self.height)
+            part.index_select(1, piece).reshape(part.shape[0], *x.shape)
+            for part in (self.slope, self.height)
         )
         found: Tensor = slope * x + height
         return found
