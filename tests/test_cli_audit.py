@@ -57,7 +57,8 @@ def test_table_has_a_row_an_intervention_and_the_alarms(run):
     assert code == 0
     assert "6 measurements, 0 surprises, 1 alarms" in out
     assert "ALARM  axis_visibility: axis col turns 0.00551 rad" in out
-    assert out.count("R1") == 1  # A and O of all seeds stand in one line
+    assert out.count("│ R1") == 1  # A and O of all seeds stand in one line
+    assert "R1: flip" in out
     assert "weak" in out
 
 
@@ -93,7 +94,7 @@ def test_a_page_is_written_whole(run, tmp_path):
         (("audit", "pixtral"), "pixtral has no rotary layout"),
         (("audit", "dinov3", "--dtype", "int8"), "dtype is 'int8'"),
         (("audit", "dinov3", "--seeds", "0"), "seeds is 0"),
-        (("audit", "dinov3", "--grid", "3"), "size is '3'"),
+        (("audit", "dinov3", "--grid", "3"), "grid is '3'"),
         (("audit", "dinov3", "--interventions", "P9"), "interventions holds 'P9'"),
         (("audit", "dinov3", "--size", "3x5"), "it goes with kind model alone"),
         (("audit", "qwen2_vl", "--grid", "3x5"), "it goes with kind encoding alone"),

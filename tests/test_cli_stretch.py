@@ -56,7 +56,7 @@ def test_clips_times_and_one_cell(run):
 @pytest.mark.parametrize(
     ("words", "match"),
     [
-        (("--from", "14", "--to", "32x32"), "HEIGHTxWIDTH"),
+        (("--from", "14", "--to", "32x32"), "ROWSxCOLUMNS"),
         (("--from", "14x14", "--to", "0x32"), "0"),
         (("--from", "14x14", "--to", "32x32", "--theta", "0"), "theta is 0.0"),
         (("--from", "14x14", "--to", "32x32", "--head-dim", "18"), "multiple of 4"),

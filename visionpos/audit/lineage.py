@@ -50,7 +50,7 @@ _MATTERS = (
     ("scheme.*.alibi*", "distance weighs differently"),
     ("scheme.*.bucket.occupancy*", ""),
     ("scheme.*.bucket*", "distances share other buckets"),
-    ("scheme.*.table.resize_history*", "the table was resized by another recipe"),
+    ("scheme.*.table.resize_history*", "the table has another history of sizes or recipes"),
     ("scheme.*.table*", "the table serves another grid, or other rows"),
     ("scheme.*.params", ""),
     ("scheme*", "another scheme, or in other layers"),

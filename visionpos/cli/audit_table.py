@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 def show_result(result: AuditResult, target: str, output: Path | None) -> None:
     """Print an audit, surprises first, then what detectors say."""
+    from visionpos.audit import INTERVENTIONS
     from visionpos.audit.detectors import did_fail
 
     where = "" if result.grid is None else f", grid {'x'.join(map(str, result.grid))}"
@@ -23,6 +24,13 @@ def show_result(result: AuditResult, target: str, output: Path | None) -> None:
     notes = list(dict.fromkeys(row.note for rows in kept for row in rows if row.note))
     lines = [_line(rows, notes) for rows in kept]
     show(_told(lines), as_json=False, title=f"{target}: {result.scheme}{where}")
+    write_line(
+        "A: change of attention weights, 0 to 2. O: relative change of outputs. Eq: the same, the change undone."
+    )
+    for name in dict.fromkeys(rows[0].intervention for rows in kept):
+        known = INTERVENTIONS.get(name)
+        if known is not None:
+            write_line(f"{name}: {known.title} ({known.changes})")
     for number, note in enumerate(notes, 1):
         write_line(f"[{number}] {note}")
     for found in result.found:

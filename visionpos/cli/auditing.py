@@ -33,7 +33,10 @@ def audit(
     ] = None,
     lab: Annotated[
         bool,
-        typer.Option("--lab", help="Print the essay's lab instead: recorded beside computed."),
+        typer.Option(
+            "--lab",
+            help="Print a toy experiment on four schemes instead: recorded beside computed.",
+        ),
     ] = False,
     kind: Annotated[
         str | None,
@@ -206,7 +209,7 @@ def show_lab(*, as_json: bool) -> None:
         }
         for row in lab()
     ]
-    show(rows, as_json=as_json, title="Lab: query_gap is the essay's test, key_gap the corrected")
+    show(rows, as_json=as_json, title="Lab: query_gap is the recorded test, key_gap the corrected")
     if not as_json:
         wrong = sum(not row["agrees"] for row in rows)
         write_line(f"{len(rows)} numbers, {wrong} of them not as recorded or expected")

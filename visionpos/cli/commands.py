@@ -290,6 +290,8 @@ def stream(
         with hushed():
             write_page(html, stream_html(media or [], segments, fam, tokens, pos, title=title))
     show_stream(tokens, pos, plan_rows(fam, segments), drawing, as_json=as_json, title=title)
+    if html is not None and not as_json:
+        write_line(f"wrote {html}")
 
 
 app.command()(atlas)

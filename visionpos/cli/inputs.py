@@ -91,9 +91,12 @@ def grid_of(text: str) -> Grid:
     frames, _, rest = (
         text.lower().partition("x") if text.lower().count("x") == 2 else ("1", "", text)
     )
-    if not frames.strip().isdecimal():
-        raise PositionError(f"grid is {text!r}; ROWSxCOLUMNS or FRAMESxROWSxCOLUMNS is required.")
-    return Grid(*size_hw_of(rest), frames=int(frames))
+    sides = [part.strip() for part in (frames, *rest.split("x"))]
+    if len(sides) != 3 or not all(side.isdecimal() for side in sides):
+        raise PositionError(
+            f"grid is {text!r}; ROWSxCOLUMNS or FRAMESxROWSxCOLUMNS of tokens is required, such as 14x14."
+        )
+    return Grid(int(sides[1]), int(sides[2]), frames=int(sides[0]))
 
 
 def size_hw_of(text: str) -> tuple[int, int]:

@@ -80,7 +80,7 @@ def read_rope_parameters(
     """
     if not isinstance(data, Mapping):
         raise ConfigError(
-            f"rope parameters are {data!r}; a mapping is required. Pass config.rope_parameters."
+            f"rope parameters are {data!r:.60}; a mapping is required. Pass config.rope_parameters."
         )
     told = {"rope_theta": theta, "partial_rotary_factor": share, "max": positions, _ORIGINAL: None}
     layers = {name: part for name, part in data.items() if isinstance(part, Mapping)}
