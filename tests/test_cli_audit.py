@@ -102,6 +102,8 @@ def test_a_page_is_written_whole(run, tmp_path):
         (("audit", "qwen2_vl", "--dialect", "nobody"), "nobody"),
         (("audit", "dinov3", "--output", "page.txt"), "page 'page.txt' is no HTML file"),
         (("audit", "dinov3", "--lab"), "TARGET does not go with --lab"),
+        (("audit", "--lab", "--dtype", "float64"), "--dtype does not go with --lab"),
+        (("audit", "none", "--grid", "1000000x1000000"), "has 1000000000000 tokens"),
         (("audit", "--lab", "--grid", "3x5"), "--grid does not go with --lab"),
         (("lineage", "diff", "a.safetensors", "b.safetensors"), "path a.safetensors is no file"),
         (("lineage", "diff", "a.safetensors"), "Missing argument 'other'"),

@@ -282,6 +282,18 @@ def test_an_unreadable_header_names_file_and_field(tmp_path, texts, says):
             call(path)
 
 
+def test_a_number_beyond_floats_is_named(tmp_path):
+    path = tmp_path / "weights.safetensors"
+    model = tiny(size_hw=(32, 48))
+    retrofit.save(model, path)
+    record = lineage_record(model)
+    rewritten(
+        path, visionpos_record=json.dumps(record | {"run": record["run"] | {"step": 10**400}})
+    )
+    with pytest.raises(PositionError, match=r"weights\.safetensors.*field run\.step is 1000"):
+        read_record(path)
+
+
 def test_a_record_that_breaks_the_schema_is_not_written(tmp_path):
     path = tmp_path / "weights.safetensors"
     with pytest.raises(PositionError, match=r"run\.step is 'ten'"):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -354,7 +356,13 @@ def test_invariant_results_write_their_data(tmp_path: Any) -> None:
         ({"target": None, "seeds": True}, "seeds is True"),
         ({"target": None, "dtype": torch.int32}, "int32.*float32"),
         ({"target": None, "dtype": "float32"}, "dtype is 'float32'"),
-        ({"target": None, "grid": Grid(1, 1)}, "one token"),
+        ({"target": None, "grid": Grid(1, 1)}, "has 1 tokens; 3 to 2048"),
+        ({"target": None, "grid": Grid(1, 2)}, "has 2 tokens; 3 to 2048"),
+        ({"target": None, "grid": Grid(10**6, 10**6)}, "has 1000000000000 tokens; 3 to 2048"),
+        (
+            {"target": None, "segments": []},
+            "segments is no option.*as encoding; it takes grid, layer",
+        ),
         ({"target": None, "grid": (8, 8)}, "grid"),
         ({"target": (AxialRopeSpec(), 4)}, "dims"),
         ({"target": (LearnedSpec(grid_hw=(3, 3)), None)}, "dims"),
@@ -367,3 +375,48 @@ def test_invariant_results_write_their_data(tmp_path: Any) -> None:
 def test_error_names_what_is_wrong(arguments: dict[str, Any], named: str) -> None:
     with pytest.raises(PositionError, match=named):
         audit.run(**arguments)
+
+
+@pytest.mark.parametrize("grid", [Grid(1, 3), Grid(3, 1), Grid(2, 2), Grid(1, 4)])
+def test_a_mirror_image_is_no_change_of_places(grid: Grid) -> None:
+    """Of the orders of a small grid, those that keep all distances show nothing of a scheme of distance."""
+    result = audit.run(load_encoding("croma_alibi"), ["P1", "N2"], grid=grid, seeds=20)
+    assert len(result.of("P1", metric="A")) == 20
+    assert {row.verdict for row in result} == {"nonzero"}
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_does_not_take_the_rounding_of_far_angles_for_an_effect(
+    dtype: torch.dtype,
+) -> None:
+    """Fast pairs turn by 1e6 radians over 1000 cells; float32 angles are off by tenths there, in any table."""
+    result = audit.run(load_encoding("golden_gate_nd"), ["S1"], seeds=3, dtype=dtype)
+    assert {row.verdict for row in result} == {"unseen"}
+
+
+@pytest.mark.parametrize("place", ["", "nowhere/a.json", ".", "a\0b", "a" * 300])
+def test_a_file_that_cannot_be_written_is_named(tmp_path: Path, place: str) -> None:
+    result = audit.run(None, ["S1"], seeds=1)
+    with pytest.raises(PositionError, match="cannot be written"):
+        result.to_json(tmp_path / place)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_that_is_replaced_keeps_its_permissions_and_its_links(tmp_path: Path) -> None:
+    result = audit.run(None, ["S1"], seeds=1)
+    file, link = tmp_path / ("a" * 250 + ".json"), tmp_path / "link"
+    file.write_text("before")
+    file.chmod(0o640)
+    link.symlink_to(file)
+    result.to_json(link)
+    assert link.is_symlink()
+    assert json.loads(file.read_text())["target"] == "no position"
+    assert file.stat().st_mode & 0o777 == 0o640
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+@pytest.mark.parametrize("grid", [Grid(1, 3), Grid(5, 1), Grid(3, 5)])
+@pytest.mark.parametrize("name", ["cope", "dape_v2_kerple"])
+def test_the_masked_token_stands_between_others(name: str, grid: Grid) -> None:
+    """Schemes that count tokens leak what they mask, to those that stand behind it: any seed must show it."""
+    assert audit.run(load_encoding(name), ["N3"], grid=grid, seeds=40).surprises == ()

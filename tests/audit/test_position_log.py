@@ -185,6 +185,47 @@ def test_lines_are_whole_and_the_last_one_is_the_support(tmp_path):
     assert last_support(path) == log.support()
 
 
+@pytest.mark.parametrize("unit", [1.0, 1 / 16])
+def test_a_run_that_was_stopped_goes_on(tmp_path, unit):
+    path = tmp_path / "log.jsonl"
+    whole, first = (PositionLog(where, every=1, unit=unit) for where in (None, path))
+    batches = [((14, 14), 0.0), ((3, 1, 5), 300.0), ((14, 14), 70_000.0)]
+
+    def fed(log, batch):
+        grid, start = batch
+        log.grid(grid, images=2)
+        log.coordinates(start + unit * torch.arange(5)[None], axes=("seq",))
+        log.step()
+
+    for batch in batches:
+        fed(whole, batch)
+    for batch in batches[:2]:
+        fed(first, batch)
+    with path.open("a") as file:
+        file.write('{"step": 2, "position"')  # killed while it wrote
+    again = PositionLog(path, every=1, unit=unit)
+    fed(again, batches[2])
+    assert again.steps == 3
+    assert again.support() == whole.support()
+    assert again.data()["grids"] == {"1x14x14": 4, "3x1x5": 2}
+    assert last_support(path) == whole.support()
+    with pytest.raises(PositionError, match=r"unit 0\.75"):
+        PositionLog(path, unit=0.75)
+
+
+def test_a_pass_that_overflowed_counts_for_nothing():
+    log, clean = PositionLog(), PositionLog()
+    q, k = torch.randn(2, 1, 2, 6, 4)
+    coords = torch.arange(6)[None]
+    for one in (log, clean):
+        one.attention(q, k, coords, axes=("seq",))
+    log.attention(q * torch.nan, k, coords, axes=("seq",))
+    assert log.support() == clean.support()
+    only = PositionLog()
+    only.attention(q * torch.inf, k, coords, axes=("seq",))
+    assert only.support()["attn_distance"] == []
+
+
 def test_support_fits_the_schema():
     log = PositionLog()
     log.grid((2, 3, 5))
@@ -276,7 +317,35 @@ def test_a_hole_in_the_training_is_outside():
             lambda: PositionLog().attention(*torch.zeros(2, 1, 1, 5, 4), torch.zeros(2, 5), prefix=1),
             "prefix 1",
         ),
+        (lambda: PositionLog(unit="1"), "unit is '1'"),
+        (lambda: PositionLog(unit=math.inf), "unit is inf"),
+        (lambda: PositionLog("nowhere/log.jsonl"), "nowhere/log.jsonl cannot be written"),
+        (lambda: PositionLog(tensorboard=3), "tensorboard is 3"),
+        (lambda: PositionLog().watch(3), "model is 3"),
+        (lambda: PositionLog().grid(5), "grid is 5"),
+        (lambda: PositionLog().grid((2, 2), images=-1), "images is -1"),
+        (lambda: PositionLog().grid((2, 2), images=math.nan), "images is nan"),
+        (lambda: PositionLog().coordinates([[0, 1]], axes=("seq",)), "a tensor of real numbers"),
+        (lambda: PositionLog().coordinates(torch.tensor([[0, math.nan]]), axes=("seq",)), "coords hold nan"),
+        (lambda: PositionLog().coordinates(torch.zeros(3, 0, 4)), r"coords have shape \(3, 0, 4\)"),
+        (
+            lambda: PositionLog().attention(*torch.zeros(2, 1, 1, 4, 4), torch.zeros(2, 5), prefix=-1),
+            "prefix -1",
+        ),
+        (
+            lambda: PositionLog().attention(
+                torch.zeros(1, 1, 5, 4), torch.zeros(1, 1, 5, 2), torch.zeros(2, 5)
+            ),
+            r"k \[1, 1, 5, 2\]",
+        ),
         (lambda: support_outside({}, support_of((2, 2))), "deployed holds no offset"),
+        (
+            lambda: support_outside(
+                {"offset": [{"axis": "w", "min": 0, "max": 1, "bins": [0.5], "hist": []}]},
+                support_of((2, 2)),
+            ),
+            "1 bins and 0 counts",
+        ),
         (lambda: support_outside(support_of((2, 2)), {"offset": []}), "trained holds no offset"),
         (lambda: support_outside({}, {}, "distance"), "quantity is 'distance'"),
         (lambda: last_support("nowhere.jsonl"), "nowhere.jsonl cannot be read"),

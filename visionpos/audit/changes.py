@@ -14,6 +14,7 @@ from visionpos.errors import PositionError
 
 SHIFTS = (1, 17, 1000)
 GAP = 4
+_TRIES = 64
 STRETCH = 2
 PREFIXES = ("removed", "rotated at origin", "rotated at centre", "unrotated")
 
@@ -27,6 +28,19 @@ def reordered(count: int, generator: torch.Generator) -> Tensor:
     """Return a random order of `count` things, `[count]`, that is not the one they had if there are two or more."""
     order = torch.randperm(count, generator=generator)
     return order.roll(1) if bool((order == torch.arange(count)).all()) else order
+
+
+def replaced(cells: Tensor, generator: torch.Generator) -> Tensor:
+    """Return a random order of cells `[n, axes]` in which some are another distance apart, if there is such an order.
+
+    A mirror image or a turn of a small grid is a random order like any other, and schemes of distance do not see it.
+    """
+    apart = torch.cdist(cells, cells)
+    for _ in range(_TRIES):
+        order = reordered(cells.shape[0], generator)
+        if bool((apart[order][:, order] - apart).abs().max() > 1e-6):
+            break
+    return order
 
 
 def undone(order: Tensor) -> Tensor:

@@ -67,6 +67,23 @@ class Histogram:
         self.least, self.most = min(self.least, other.least), max(self.most, other.most)
         self._counts += other._counts
 
+    def fill(self, entry: Mapping[str, Any]) -> None:
+        """Add what `entry` of a histogram of the same unit returned.
+
+        Raises:
+            PositionError: if its bins are not those of this unit.
+        """
+        edges, counts = (np.asarray(entry[key], dtype=np.float64) for key in ("bins", "hist"))
+        upper = np.concatenate([-_EDGES[::-1], _EDGES]) * self.unit
+        at = int(np.searchsorted(upper, edges[0] - self.unit / 4)) if len(edges) else 0
+        if len(edges) != len(counts) + 1 or not np.array_equal(upper[at : at + len(edges)], edges):
+            raise PositionError(
+                f"bins of axis {entry.get('axis')!r} are not those of unit {self.unit:g}; what was logged with one "
+                "unit goes on with the same. Pass that unit=, or another path."
+            )
+        self.least, self.most = min(self.least, entry["min"]), max(self.most, entry["max"])
+        self._counts[at : at + len(counts)] += counts
+
     def __bool__(self) -> bool:
         return self.most >= self.least
 
@@ -121,7 +138,7 @@ def _pieces(entry: Mapping[str, Any]) -> tuple[Array, Array]:
     if not len(edges) and not len(mass):
         edges = np.array([entry["min"] - 0.5, entry["max"] + 0.5])
         mass = np.ones(1)
-    if len(edges) != len(mass) + 1 or (np.diff(edges) <= 0).any():
+    if len(mass) < 1 or len(edges) != len(mass) + 1 or (np.diff(edges) <= 0).any():
         raise PositionError(
             f"support of axis {entry.get('axis')!r} has {len(edges)} bins and {len(mass)} counts; rising edges, "
             "one more than counts, are required. Write it with PositionLog."

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,10 +22,21 @@ if TYPE_CHECKING:
     from visionpos.encodings import T5Bias
 
 AXES = ("t", "h", "w")
+_SUPPORT = ("position", "offset", "attn_distance")
 
 
 def last_support(path: str | PathLike[str]) -> dict[str, list[Entry]]:
     """Return the `train_support` of the last whole line that a PositionLog wrote.
+
+    Raises:
+        PositionError: if the file cannot be read, or holds no such line.
+    """
+    data = last_line(path)
+    return {key: data[key] for key in _SUPPORT}
+
+
+def last_line(path: str | PathLike[str]) -> dict[str, Any]:
+    """Return the last whole line that a PositionLog wrote.
 
     Raises:
         PositionError: if the file cannot be read, or holds no such line.
@@ -37,13 +49,34 @@ def last_support(path: str | PathLike[str]) -> dict[str, list[Entry]]:
         ) from None
     for line in reversed(lines):
         try:
-            data = json.loads(line)
-            return {key: data[key] for key in ("position", "offset", "attn_distance")}
-        except (ValueError, KeyError, TypeError):
+            data: dict[str, Any] = json.loads(line)
+            if all(isinstance(data[key], list) for key in _SUPPORT):
+                return data
+        except (ValueError, KeyError, TypeError, RecursionError):
             continue  # a run that was killed leaves half a line
     raise PositionError(
         f"path {path} holds no line of a PositionLog; the JSONL file of one is required."
     )
+
+
+def checked_path(path: str | PathLike[str]) -> Path:
+    """Return where lines go, the file made and its last line ended; refuse before training starts.
+
+    Raises:
+        PositionError: if it cannot be written.
+    """
+    try:
+        place = Path(path)
+        with place.open("a+b") as file:
+            if file.tell():
+                file.seek(-1, os.SEEK_END)
+                if file.read(1) != b"\n":  # a run that was killed
+                    file.write(b"\n")
+    except (OSError, TypeError, ValueError) as error:
+        raise PositionError(
+            f"path {path} cannot be written ({error}); the name of a file in a folder that is there is required."
+        ) from None
+    return place
 
 
 def drift(now: Tensor, start: Tensor) -> float | None:
@@ -72,6 +105,10 @@ def bucket_use(bias: T5Bias, offsets: Mapping[str, Entry]) -> list[list[float]]:
 def writer_of(tensorboard: Any) -> Any:
     """Return a writer of TensorBoard for a folder, or the writer that is given."""
     if not isinstance(tensorboard, (str, Path)):
+        if tensorboard is not None and not callable(getattr(tensorboard, "add_scalar", None)):
+            raise PositionError(
+                f"tensorboard is {tensorboard!r:.60}; a folder, or a writer with add_scalar is required."
+            )
         return tensorboard
     try:
         from torch.utils.tensorboard import SummaryWriter
@@ -91,7 +128,7 @@ def show(writer: Any, line: Mapping[str, Any]) -> None:
 
 
 def _scalars(line: Mapping[str, Any]) -> Iterable[tuple[str, float]]:
-    for quantity in ("position", "offset", "attn_distance"):
+    for quantity in _SUPPORT:
         for entry in line[quantity]:
             edges, mass = np.asarray(entry["bins"]), np.asarray(entry["hist"])
             middle = np.abs(edges[:-1] + edges[1:]) / 2

@@ -31,7 +31,7 @@ _GRID = Grid(8, 8)
 _CLIP = Grid(4, 4, frames=2)
 _SEEDS = (0, 1, 2, 3, 4)
 _FAINT = 0.05
-_LEAST = 2
+_LEAST, _MOST = 3, 2048  # tokens: G1 holds attention of all pairs of four times as many
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,9 +93,10 @@ def audit(
     own = _target_of(target)
     if grid is not None:
         check_kind("grid", grid, Grid)
-        if grid.size < _LEAST:
+        if not _LEAST <= grid.size <= _MOST:
             raise PositionError(
-                f"grid {grid.shape} (t, y, x) has one token; at least 2 are required, so that some can change places."
+                f"grid {grid.shape} (t, y, x) has {grid.size} tokens; {_LEAST} to {_MOST} can be audited: fewer cannot "
+                "change their distances by changing places, and of more all pairs are held. Pass another grid."
             )
     drawn = tuple(seeds) if seeds is not None else _SEEDS
     expected = (

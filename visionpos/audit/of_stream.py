@@ -26,6 +26,7 @@ from visionpos.audit.streams import NoMeaning, StreamPlaces, places_of, still_ap
 from visionpos.encodings import SectionRopeSpec
 from visionpos.errors import PositionError
 from visionpos.geometry import Rotation, angles
+from visionpos.geometry.fields import check_kind
 from visionpos.vlm import Family, Image, Rule, Text, TokenStream
 from visionpos.vlm.language import LanguageSpec
 from visionpos.vlm.rotary import language_freqs
@@ -181,6 +182,8 @@ def _of_pair(stream: TokenStream, spec: Any, rule: Rule | None) -> Audited:
         raise PositionError(
             f"the rotary spec has {spec.axes} axes; a rule is required for other numbers than 1 and 3. Pass rule=."
         )
+    if rule is not None:
+        check_kind("rule", rule, Rule)
     told = (_LINE if spec.axes == 1 else _M_ROPE) if rule is None else rule
     if len(told.axes) != spec.axes:
         raise PositionError(

@@ -64,7 +64,9 @@ def band(
     if dtype == torch.float32:
         return Band(5e-6 + 1e-7 * largest_angle, 1e-3)
     if dtype in (torch.bfloat16, torch.float16):
-        return Band(5e-2 if symmetry == "shift" else 2e-2, 5e-2, blind=True)
+        # Half precision rounds alike at any shift, yet the angles behind it are float32's.
+        zero = (5e-2 if symmetry == "shift" else 2e-2) + 1e-7 * largest_angle
+        return Band(zero, max(zero, 5e-2), blind=True)
     raise PositionError(
         f"dtype is {dtype}; float64, float32, bfloat16 or float16 is required. Audit a model in float32."
     )

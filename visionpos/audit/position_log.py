@@ -7,8 +7,9 @@ becomes the `train_support` of a lineage record.
 from __future__ import annotations
 
 import json
+import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,10 +18,19 @@ import torch
 from torch import Tensor, nn
 
 from visionpos.audit.histograms import Array, Entry, Histogram
-from visionpos.audit.log_lines import AXES, bucket_use, drift, show, writer_of
+from visionpos.audit.log_lines import (
+    AXES,
+    bucket_use,
+    checked_path,
+    drift,
+    last_line,
+    show,
+    writer_of,
+)
 from visionpos.encodings import Rotary, T5Bias, Turning
 from visionpos.errors import PositionError
 from visionpos.geometry import Grid
+from visionpos.geometry.fields import check_kind
 from visionpos.geometry.ranges import is_integer
 
 if TYPE_CHECKING:
@@ -36,13 +46,15 @@ class PositionLog:
     every `every`-th step ids and attention are looked at, a line of JSON is appended, and TensorBoard gets its share.
 
     Args:
-        path: JSONL file to append to; nothing is written without one.
+        path: JSONL file to append to, one for each process; nothing is written without one. A file that is there is
+            gone on with: steps, grids and histograms count from its last whole line; drift from `watch`.
         every: steps from one look to the next.
         unit: width of the finest bins, in positions: 1, or the fraction that ids count in.
         tensorboard: a folder, for which the tensorboard package is needed, or a writer with `add_scalar`.
 
     Raises:
-        PositionError: if `every` is no whole number of at least 1, or unit is not above 0.
+        PositionError: if `every` is no whole number of at least 1, unit is not above 0, or the file cannot be written,
+            or was logged with another unit.
         ImportError: if a folder for TensorBoard is given and the package is not installed.
 
     Example:
@@ -63,15 +75,35 @@ class PositionLog:
     ) -> None:
         if not is_integer(every) or every < 1:
             raise PositionError(f"every is {every!r}; a whole number of at least 1 is required.")
-        if not unit > 0:
-            raise PositionError(f"unit is {unit!r}; a number above 0 is required.")
-        self.path = None if path is None else Path(path)
+        if not _is_size(unit):
+            raise PositionError(f"unit is {unit!r}; a finite number above 0 is required.")
+        self.path = None if path is None else checked_path(path)
         self.every, self.unit, self.steps = every, unit, 0
         self._grids: Counter[tuple[int, int, int]] = Counter()
+        self._before: Counter[tuple[int, int, int]] = Counter()  # in the histograms already
         self._found: dict[tuple[str, str], Histogram] = {}
         self._starts: dict[str, tuple[Callable[[], Tensor], Tensor]] = {}
         self._buckets: dict[str, T5Bias] = {}
         self._writer = writer_of(tensorboard)
+        if self.path is not None and self.path.stat().st_size:
+            self._go_on(self.path)
+
+    def _go_on(self, path: Path) -> None:
+        """Start from what an earlier run logged last."""
+        line = last_line(path)
+        try:
+            self.steps = line["step"] + 1
+            for name, images in line["grids"].items():
+                frames, height, width = map(int, name.split("x"))
+                self._before[frames, height, width] = int(images)
+            for quantity in ("position", "offset", "attn_distance"):
+                for entry in line[quantity]:
+                    self._of(quantity, entry["axis"]).fill(entry)
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise PositionError(
+                f"path {path} has a last line that cannot be gone on from ({type(error).__name__}: {error}); give the "
+                "JSONL file of a PositionLog, or a new name."
+            ) from None
 
     @property
     def due(self) -> bool:
@@ -80,6 +112,7 @@ class PositionLog:
 
     def watch(self, model: nn.Module) -> None:
         """Follow the learned frequencies of a model from here on, and the use of its buckets."""
+        check_kind("model", model, nn.Module)
         for name, module in model.named_modules():
             if isinstance(module, T5Bias):
                 self._buckets[name] = module
@@ -95,13 +128,17 @@ class PositionLog:
             grid: of the batch; or (rows, columns), or (frames, rows, columns).
             images: how many have it.
         """
-        sides = grid.shape if isinstance(grid, Grid) else tuple(grid)
+        given: Any = grid.shape if isinstance(grid, Grid) else grid
+        sides = tuple(given) if isinstance(given, Iterable) else ()
+        if not is_integer(images) or images < 0:
+            raise PositionError(f"images is {images!r}; a whole number of at least 0 is required.")
         if len(sides) not in (2, 3) or any(not is_integer(side) or side < 1 for side in sides):
             raise PositionError(
                 f"grid is {grid!r}; a Grid, (rows, columns) or (frames, rows, columns) of at least 1 each is required."
             )
         frames, height, width = (1, *sides)[-3:]
-        self._grids[frames, height, width] += images
+        if images:
+            self._grids[frames, height, width] += images
 
     def coordinates(
         self, coords: Tensor, *, axes: Sequence[str] = AXES, causal: bool = False
@@ -154,10 +191,11 @@ class PositionLog:
         names = tuple(AXES[-coords.shape[0] :] if axes is None else axes)
         places = _places(coords, names)
         n = places.shape[1]
-        if q.shape[2] != n + prefix or k.shape[2] != n + prefix or q.shape[1] != k.shape[1]:
+        whole = is_integer(prefix) and prefix >= 0
+        if q.ndim != 4 or q.shape != k.shape or not len(q) or not whole or q.shape[2] != n + prefix:
             raise PositionError(
-                f"q has {q.shape[2]} tokens and {q.shape[1]} heads, k {k.shape[2]} and {k.shape[1]}, coords {n} with "
-                f"prefix {prefix}; equal heads, and tokens of coords + prefix are required."
+                f"q is {list(q.shape)}, k {list(k.shape)}, and coords have {n} tokens with prefix {prefix!r}; equal "
+                "[b, heads, n, head_dim] of at least one sample, with tokens of coords + prefix, are required."
             )
         asked = np.unique(np.linspace(0, n - 1, min(_QUERIES, n)).astype(np.int64))
         rows = torch.from_numpy(asked).to(q.device) + prefix
@@ -167,7 +205,10 @@ class PositionLog:
             if causal:
                 ahead = torch.arange(n + prefix, device=q.device) > rows[:, None]
                 logits = logits.masked_fill(ahead, -torch.inf)
-            weights = logits.softmax(-1).mean(0)[:, prefix:].cpu().double().numpy()
+            # A pass that overflowed has no attention: it counts for nothing, and training goes on.
+            weights = logits.softmax(-1).nan_to_num(0.0).mean(0)[:, prefix:].cpu().double().numpy()
+        if not weights.any():
+            return
         for axis, line in zip(names, places, strict=True):
             self._of("attn_distance", axis).add(np.abs(line[asked][:, None] - line), weights)
 
@@ -186,7 +227,10 @@ class PositionLog:
         """Return all that was seen so far, as JSON data."""
         return {
             "step": self.steps,
-            "grids": {"x".join(map(str, grid)): count for grid, count in self._grids.items()},
+            "grids": {
+                "x".join(map(str, grid)): count
+                for grid, count in (self._before + self._grids).items()
+            },
             **self.support(),
             "buckets": self._occupancy(),
             "drift": {name: drift(read(), start) for name, (read, start) in self._starts.items()},
@@ -227,9 +271,22 @@ class _Reader:
         return value.detach().float().cpu().clone()
 
 
-def _places(coords: Tensor, axes: Sequence[str]) -> Array:
+def _is_size(value: object) -> bool:
+    """Return whether a value is a finite number above 0."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value < math.inf
+
+
+def _places(coords: Any, axes: Sequence[str]) -> Array:
     """Return coordinates `[axes, n]` of the first row."""
-    row = coords if coords.ndim == 2 else coords[:, 0] if coords.ndim == 3 else coords[None]
+    if not isinstance(coords, Tensor) or coords.is_complex():
+        raise PositionError(f"coords is {coords!r:.60}; a tensor of real numbers is required.")
+    row = (
+        coords
+        if coords.ndim == 2
+        else coords[:, 0]
+        if coords.ndim == 3 and coords.shape[1]
+        else coords[None]
+    )
     unknown = [axis for axis in axes if axis not in (*AXES, "seq")]
     if row.ndim != 2 or row.shape[0] != len(axes) or unknown:
         raise PositionError(
@@ -237,7 +294,12 @@ def _places(coords: Tensor, axes: Sequence[str]) -> Array:
             "one of t, h, w and seq an axis are required. Pass axes=."
         )
     wide = torch.float64 if row.is_floating_point() else torch.int64
-    return row.detach().to("cpu", wide).numpy()
+    places = row.detach().to("cpu", wide)
+    if not bool(places.isfinite().all()):
+        raise PositionError(
+            f"coords hold {float(places[~places.isfinite()][0])}; finite positions are required."
+        )
+    return places.numpy()
 
 
 def _add_grid(

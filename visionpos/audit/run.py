@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterable, Sequence
 from dataclasses import is_dataclass, replace
 from importlib import import_module
@@ -62,6 +63,11 @@ def run(
     """
     place = _room_of(target)
     room = import_module(f"visionpos.audit.{place}")
+    _check_options(room.audit, place, options)
+    if progress is not None and not callable(progress):
+        raise PositionError(
+            f"progress is {progress!r:.60}; a function of what is done, steps done and steps in all is required."
+        )
     result: AuditResult = room.audit(
         target,
         interventions=None if interventions is None else chosen(interventions),
@@ -119,6 +125,19 @@ def _room_of(target: Any) -> str:
         f"target is {target!r}; an encoding or its Spec, a model, a VLM family or a pair (stream, rotary spec) is "
         f"required.{named}{hint}"
     )
+
+
+def _check_options(auditor: Any, place: str, options: Iterable[str]) -> None:
+    """Refuse options that the audit of this kind of target does not take."""
+    shared = inspect.signature(run).parameters
+    own = [name for name in inspect.signature(auditor).parameters if name not in shared]
+    for name in options:
+        if name not in own:
+            kind = place.removeprefix("of_")
+            raise PositionError(
+                f"{name} is no option of the audit of this target, which is audited as {kind}; it takes "
+                f"{', '.join(own)}. Leave it out.{did_you_mean(name, own)}"
+            )
 
 
 def _is_spec(target: Any) -> bool:

@@ -23,6 +23,7 @@ from visionpos.audit.changes import (
     flipped,
     gapped,
     reordered,
+    replaced,
     shifted,
     stretched,
     transposed,
@@ -44,7 +45,7 @@ def trials_of(intervention: str, bench: Bench) -> Iterator[Trial]:
 
 
 def _content_permutation(bench: Bench) -> Iterator[Trial]:
-    order = reordered(bench.count, bench.generator)
+    order = replaced(bench.placed.cells, bench.generator)
 
     def measure() -> Numbers:
         return undone_pass(bench.run(), bench.run(tokens=bench.tokens[order]), undone(order))
@@ -134,7 +135,7 @@ def _ablation(bench: Bench) -> Iterator[Trial]:
     def without() -> Numbers:
         return compared(bench.run(), bench.run(door=Door()))
 
-    order = reordered(bench.count, bench.generator)
+    order = replaced(bench.placed.cells, bench.generator)
 
     def shuffled() -> Numbers:
         return compared(bench.run(), bench.run(bench.placed.picked(order)))
@@ -145,7 +146,10 @@ def _ablation(bench: Bench) -> Iterator[Trial]:
 
 def _missing_evidence(bench: Bench) -> Iterator[Trial]:
     count = bench.count
-    hidden, other = (int(i) for i in reordered(count, bench.generator)[:2])
+    order = reordered(count, bench.generator).tolist()
+    # A scheme that counts tokens up to a key passes nothing on from the last of them, and the first counts for none.
+    hidden = next(one for one in order if 0 < one < count - 1)
+    other = next(one for one in order if one != hidden)
     seen = torch.ones(count, count, dtype=torch.bool)
     seen[:, hidden] = False
     seen[hidden, hidden] = True

@@ -58,7 +58,10 @@ def audit(
         str | None, typer.Option(help="Ids, such as P1,S1; all that fit when left out.")
     ] = None,
     seeds: Annotated[int | None, typer.Option(help="How many draws of contents.")] = None,
-    dtype: Annotated[str, typer.Option(help="float64, float32, bfloat16 or float16.")] = "float32",
+    dtype: Annotated[
+        str | None,
+        typer.Option(help="float64, float32, bfloat16 or float16; float32 when left out."),
+    ] = None,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="HTML page to write.")
     ] = None,
@@ -74,7 +77,7 @@ def audit(
         "--dialect": dialect,
     }
     options |= {"--variant": variant, "--output": output, "--interventions": interventions}
-    options |= {"--seeds": seeds, "--as": kind}
+    options |= {"--seeds": seeds, "--as": kind, "--dtype": dtype}
     if lab:
         _check_alone("--lab", {"TARGET": target, **options})
         show_lab(as_json=as_json)
@@ -120,9 +123,11 @@ def _check_fits(sort: str, options: dict[str, Any]) -> None:
             )
 
 
-def _dtype(name: str) -> Any:
+def _dtype(name: str | None) -> Any:
     import torch
 
+    if name is None:
+        return torch.float32
     if name not in _DTYPES:
         raise PositionError(f"dtype is {name!r}; one of {', '.join(_DTYPES)} is required.")
     return getattr(torch, name)

@@ -17,7 +17,12 @@ from visionpos.errors import PositionError
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return False
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # a whole number beyond all floats, which readers compute with
+        return False
 
 
 _KINDS: dict[str, Callable[[Any], bool]] = {
